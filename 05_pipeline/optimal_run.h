@@ -9,8 +9,8 @@
 namespace ultrascale {
 
 // The times by which the schedule is chosen: the pretended ones, or those of a few steps with
-// ZB-H1, whose stages and actions are the same. Whatever would make the
-// training fail is refused before anything is measured.
+// ZB-H1, whose stages and actions are the same. Whatever would make the training fail is refused
+// before anything is measured.
 inline Costs measured_costs(const Options& options, const StepShape& shape, int pp,
                             const std::string& split, const Pretend& pretend,
                             const TrainStep& train_step) {

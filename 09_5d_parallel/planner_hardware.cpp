@@ -45,10 +45,8 @@ std::vector<std::string> keys_of(const nlohmann::json& object) {
     return keys;
 }
 
-}  // namespace
-
-std::string file_of(const Hardware& hardware) { return json_of(hardware).dump(2) + "\n"; }
-
+// UserError if the file is not one, has a field that nobody reads, or a number in it cannot be: a
+// slip of a thousand in a unit is in most cases outside of the bounds.
 Hardware read_hardware(const std::string& path) {
     const nlohmann::json json =
         parse_json_object(MappedFile(path).text(), path, "description of the hardware", 3);
@@ -124,6 +122,10 @@ Hardware read_hardware(const std::string& path) {
     refuse_unknown(fields, known);
     return h;
 }
+
+}  // namespace
+
+std::string file_of(const Hardware& hardware) { return json_of(hardware).dump(2) + "\n"; }
 
 Hardware find_hardware(const std::string& name) {
     std::string known;

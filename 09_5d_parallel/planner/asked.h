@@ -18,10 +18,8 @@ inline Hardware asked_hardware(const PlannerOptions& planner, const Options& opt
     h.nodes.ranks = h.nodes.cards = options.node_size;
     const double rate = options.inter_gbps * 1e9 / 8;
     const bool measured = named.fp32_peak == 0;  // no preset
-    double& between = h.between.bytes_per_second;
-    between = measured ? std::min(between, rate) : rate;
-    double& reduced = h.between.reduced_per_second;
-    reduced = measured ? std::min(reduced, rate) : rate;
+    for (double* between : {&h.between.bytes_per_second, &h.between.reduced_per_second})
+        *between = measured ? std::min(*between, rate) : rate;
     return h;
 }
 

@@ -102,13 +102,10 @@ inline std::vector<Hardware> hardware_presets() {
     return {h100, h200, a100, h800};
 }
 
-// The file that --calibrate writes and --hardware reads: its text, and what it says. UserError if
-// the file is not one, has a field that nobody reads, or a number in it cannot be: a slip of a
-// thousand in a unit is in most cases outside of the bounds.
+// The text of the file that --calibrate writes and --hardware reads.
 std::string file_of(const Hardware& hardware);
-Hardware read_hardware(const std::string& path);
 
-// The hardware that --hardware names: a preset, or a file.
+// The hardware that --hardware names: a preset, or such a file. UserError if it is neither.
 Hardware find_hardware(const std::string& name);
 
 }  // namespace ultrascale

@@ -22,12 +22,4 @@ inline Prediction predict_imagined(const Options& options, const StepShape& shap
     return predict_balanced(all);
 }
 
-// The places that differ: all of a short pipeline; of a long one the first three and the last two.
-inline std::vector<int> places_shown(int pp) {
-    std::vector<int> places;
-    for (int place = 0; place < pp; ++place)
-        if (pp <= 8 || place < 3 || place >= pp - 2) places.push_back(place);
-    return places;
-}
-
 }  // namespace ultrascale

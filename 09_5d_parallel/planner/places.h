@@ -6,6 +6,14 @@
 
 namespace ultrascale {
 
+// The places that differ: all of a short pipeline; of a long one the first three and the last two.
+inline std::vector<int> places_shown(int pp) {
+    std::vector<int> places;
+    for (int place = 0; place < pp; ++place)
+        if (pp <= 8 || place < 3 || place >= pp - 2) places.push_back(place);
+    return places;
+}
+
 // Says also which place has most, and why. The techniques are complete.
 inline void print_places(const Options& options, const StepShape& shape,
                          const Techniques& techniques) {

@@ -39,22 +39,6 @@ std::string differing_part(const Words& a, const Words& b) {
     return text.empty() ? "nothing" : "`" + text + "`";
 }
 
-// All ranks call it. Throws on all ranks if any does: the error of the first.
-void check_on_all_ranks(const std::function<void()>& checks) {
-    std::string wrong;
-    try {
-        checks();
-    } catch (const UserError& error) {
-        wrong = error.what();
-    }
-    const Words errors = Communicator::world().gather_strings(wrong);
-    const size_t rank =
-        std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); }) -
-        errors.begin();
-    if (rank == 0) throw UserError(errors[0]);
-    if (rank < errors.size()) user_error("rank {}: {}", rank, errors[rank]);
-}
-
 // All ranks call it, each with its program and its command line. Throws on all ranks if they
 // differ: ranks that do different things would wait for each other forever.
 void compare_with_other_ranks(const std::string& program, int argc, char** argv) {
@@ -136,6 +120,21 @@ int end_after(const UserError& error) {
 }
 
 }  // namespace
+
+void check_on_all_ranks(const std::function<void()>& checks) {
+    std::string wrong;
+    try {
+        checks();
+    } catch (const UserError& error) {
+        wrong = error.what();
+    }
+    const Words errors = Communicator::world().gather_strings(wrong);
+    const size_t rank =
+        std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); }) -
+        errors.begin();
+    if (rank == 0) throw UserError(errors[0]);
+    if (rank < errors.size()) user_error("rank {}: {}", rank, errors[rank]);
+}
 
 void parse_command_line(int argc, char** argv, const std::string& name,
                         const std::string& description,

@@ -83,6 +83,9 @@ inline std::vector<std::string> both(std::vector<std::string> names,
     return names;
 }
 
+// All ranks call it. Throws UserError on all ranks if `checks` does on any: the error of the first.
+void check_on_all_ranks(const std::function<void()>& checks);
+
 // Reads the command line into the options that `add_options` adds; `resume` may take over those of
 // an earlier run; then `check_values` may throw UserError, as `resume` may. With --help it prints
 // the help text and ends the program. An unknown option or a value out of range is a UserError. All

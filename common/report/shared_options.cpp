@@ -177,14 +177,10 @@ void add_shared_options(OptionList& options, Options& o) {
 // be older. All ranks call it.
 static std::string folder_for_all_ranks(const std::string& dir) {
     const Communicator& world = Communicator::world();
-    std::string folder, wrong;
-    try {
+    std::string folder;
+    check_on_all_ranks([&] {
         if (world.rank() == 0) folder = folder_to_load(dir);
-    } catch (const UserError& error) {
-        wrong = error.what();
-    }
-    wrong = world.broadcast_string(wrong, 0);
-    if (!wrong.empty()) throw UserError(wrong);
+    });
     return world.broadcast_string(folder, 0);
 }
 

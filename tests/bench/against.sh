@@ -17,8 +17,9 @@ if [ ! -d "$other" ]; then
     git archive "$commit" | tar x -C "$other"
     [ ! -d .deps ] || cp -a .deps "$other"
 fi
+cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # nproc obeys these
 for tree in "$other" .; do
-    make -s -C "$tree" -j"$(env -u OMP_NUM_THREADS nproc)" BACKEND="$backend" "$chapter" >/dev/null
+    make -s -C "$tree" -j"$cores" BACKEND="$backend" "$chapter" >/dev/null
 done
 mpirun=$(make -s BACKEND="$backend" mpirun)
 
