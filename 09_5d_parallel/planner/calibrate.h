@@ -9,7 +9,7 @@
 //     links       an all-gather, large and tiny, a large reduce-scatter, and a message whose sender
 //                 computes: bytes/s and seconds a hop, in a node and from node to node; products
 //                 while an all-gather runs, or messages round a ring: what they take longer
-//     process     what it holds besides its tensors, after all this; on a CPU once it has trained
+//     process     what it holds besides its tensors, after all this; on a CPU also after training
 //
 // Nothing of tensor parallelism is hidden in a run without --tp-overlap, and the loss here reads or
 // writes a logit five times.
@@ -171,9 +171,9 @@ private:
                                                : group.reduce_scatter(mine, all);
             });
         };
-        int64_t numbers = (1 << 18) / n;
-        // On a GPU 256 times as many, but not where --inter-gbps makes a link slow.
-        for (int i = 0; gpu_ && i < 2 && time(numbers, Collective::all_gather) < 5e-3; ++i)
+        // 2^18 numbers, on a GPU 2^26, but fewer where --inter-gbps makes a link slow.
+        int64_t numbers = (1 << 14) / n;
+        for (int i = 0; i < (gpu_ ? 3 : 1) && time(numbers, Collective::all_gather) < 5e-3; ++i)
             numbers *= 16;
         const double tiny = time(8, Collective::all_gather);
         const auto rate = [&](Collective kind) {
