@@ -34,11 +34,11 @@ suite() {
     passed=$((passed + ok)) failed=$((failed + bad))
 }
 
-# in_shards PROGRAM...: as many processes as cores share its tests, in shards of a quarter of a
-# core's share, so that all end at about the same time. They have the cores to themselves only if
-# waiting threads sleep.
+# in_shards PROGRAM...: as many processes as cores, at most eight on a GPU, share its tests, in
+# shards of a quarter of a core's share, so that all end at about the same time; one core runs them
+# all in one process. They have the cores to themselves only if waiting threads sleep.
 in_shards() {
-    local status=0 logs shards=$((4 * cores))
+    local status=0 logs shards=$((cores > 1 ? 4 * cores : 1))
     logs=$(mktemp -d)
     seq 0 $((shards - 1)) | OMP_WAIT_POLICY=passive GTEST_TOTAL_SHARDS=$shards \
         xargs -P "$cores" -I{} bash -c '
@@ -51,7 +51,7 @@ in_shards() {
 }
 all_cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # nproc obeys these
 cores=$all_cores
-[ "$backend" = cpu ] || cores=1
+[ "$backend" = cpu ] || cores=$((all_cores < 16 ? 1 + all_cores / 2 : 8))
 
 # How many tests passed without `all`.
 before=build/$backend/quick_tests_passed

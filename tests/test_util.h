@@ -16,19 +16,15 @@ using Doubles = std::vector<double>;
 
 inline Doubles to_double(const Tensor& t) {
     if (t.dtype() == DType::fp64) return t.to_host<double>();
-    Doubles values;
-    if (t.dtype() == DType::int32)
-        for (int32_t x : t.to_host<int32_t>()) values.push_back(x);
-    else
-        for (float x : t.to_host_float()) values.push_back(x);
-    return values;
+    const auto doubles = [](const auto& values) { return Doubles(values.begin(), values.end()); };
+    return t.dtype() == DType::int32 ? doubles(t.to_host<int32_t>()) : doubles(t.to_host_float());
 }
 
 inline Tensor tensor_of(const Doubles& values, Shape shape, DType dtype,
                         Memory category = Memory::activation) {
     auto make = [&]<class T>(T) {
-        std::vector<T> narrow;
-        for (double x : values) narrow.push_back(T(float(x)));
+        std::vector<T> narrow(values.size());
+        for (size_t i = 0; i < values.size(); ++i) narrow[i] = T(float(values[i]));
         return Tensor::from_host<T>(narrow, shape, category);
     };
     if (dtype == DType::fp64) return Tensor::from_host<double>(values, shape, category);

@@ -21,7 +21,8 @@ ops::AdamWSettings settings(int64_t step, float max_norm = 0) {
 // What a tensor stands for: its numbers times its scale.
 Doubles meaning(const Tensor& t, const Tensor& scale) {
     Doubles x = to_double(t);
-    for (double& v : x) v *= scale ? to_double(scale)[0] : 1;
+    const double factor = scale ? to_double(scale)[0] : 1;
+    for (double& v : x) v *= factor;
     return x;
 }
 
