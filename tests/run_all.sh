@@ -10,7 +10,8 @@ backend=$1 mpirun=$2 all=${3:+yes}
 passed=0 failed=0 failures=
 export GTEST_COLOR=no MPIRUN=$mpirun
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+waiting=$(mktemp -d)
+trap 'rm -rf "$log" "$waiting"' EXIT
 # tests/tsan.supp says why.
 export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp history_size=7 exitcode=66" UCX_MEM_EVENTS=n
 export ASAN_OPTIONS="detect_leaks=0"  # MPI libraries keep what they allocated until the end
@@ -47,6 +48,20 @@ in_shards() {
             GTEST_SHARD_INDEX=${log##*/} "$@" >"$log" 2>&1' _ "$logs" {} "$@" || status=$?
     cat "$logs"/*
     rm -r "$logs"
+    return "$status"
+}
+
+# start NAME COMMAND...: runs what mostly waits while other suites run. ended NAME: its suite.
+declare -A started
+start() {
+    "${@:2}" >"$waiting/$1" 2>&1 &
+    started[$1]=$!
+}
+ended() {
+    local status=0
+    wait "${started[$1]}" || status=$?
+    cat "$waiting/$1"
+    [ "$status" -ne 0 ] || echo "[       OK ] $1 (0 ms)"
     return "$status"
 }
 all_cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # nproc obeys these
@@ -95,6 +110,10 @@ if [ "$backend" = cuda ]; then
 else
     at_once=$((all_cores < 8 ? all_cores : 8))
 fi
+if [ "$tests" != 'Long*' ]; then
+    start Processes python3 tests/processes_test.py
+    start Sweep python3 tests/sweep_test.py
+fi
 suite "chapters, $at_once at a time" \
     tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
 if [ -n "$all" ]; then
@@ -106,10 +125,8 @@ if [ -n "$all" ]; then
 fi
 unset OMP_NUM_THREADS
 if [ "$tests" != 'Long*' ]; then
-    suite "runs of which no process stays" \
-        bash -c 'python3 tests/processes_test.py && echo "[       OK ] Processes (0 ms)"'
-    suite "sweeps that survive what their runs do" \
-        bash -c 'python3 tests/sweep_test.py && echo "[       OK ] Sweep (0 ms)"'
+    suite "runs of which no process stays" ended Processes
+    suite "sweeps that survive what their runs do" ended Sweep
     suite "the grader's words" \
         bash -c 'python3 tests/classroom_test.py && echo "[       OK ] GradersWords (0 ms)"'
 fi
