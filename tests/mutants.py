@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Which tests does a fault need? Breaks the chapters' code on purpose, one place at a time, builds
+what contains the place, and runs the quick tests that can see it.
+
+    tests/mutants.py list                          the mutants: the classroom's, and random ones
+    tests/mutants.py run FILE [JOBS] [SECONDS]     tries them, JOBS at a time, until SECONDS are
+                                                   over; appends a line of JSON for each to FILE
+    tests/mutants.py table FILE...                 what was found, as in tests/README.md
+
+A mutant is a change of one place in a chapter's file: one of the wrong solutions that an exercise
+describes, or one operator, constant or call of a random line. `run` works in copies of this tree
+under build/mutants. It runs the unit and communication tests whose source was compiled again, and
+the chapter tests whose source names the file's chapter, with that chapter's program. (09 contains
+most chapters: its own tests would notice more.) A program that still runs after 150 s has noticed,
+too. A mutant takes a minute or two of two cores."""
+
+import collections
+import concurrent.futures
+import hashlib
+import json
+import os
+import pathlib
+import queue
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "classroom"))
+import describe  # noqa: E402  (found through the line above)
+
+RANDOM = 50
+NO_MUTANT = "without a mutant"
+SWAPS = [(" + ", " - "), (" - ", " + "), (" * ", " / "), (" / ", " * "), (" < ", " <= "),
+         (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),
+         (" && ", " || "), (" || ", " && "), ("true", "false"), ("false", "true"), ("min(", "max("),
+         ("max(", "min("), (" 0;", " 1;"), (" 1;", " 2;"), ("begin()", "end()")]
+NOT_CODE = re.compile(r'^\s*(//|#|\*)|"|^\s*$|static_assert|check\(|user_error')
+CALL = re.compile(r"^\s+[\w.>-]+\([^;]*\);$")
+MAKE = ["make", "-s", "BACKEND=cpu",
+        "OPTIMIZE=$(if $(IS_OPERATION),-O2,-O0) -g0 -march=native"]
+TESTS = ["build/cpu/unit_test", "build/cpu/comm_test", "build/cpu/chapter_test"]
+
+
+def tracked(*patterns):
+    out = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", *patterns], cwd=ROOT,
+                         text=True, check=True, capture_output=True).stdout
+    return out.split()
+
+
+def mutants():
+    """[{name, file, text}]: text is the whole changed file. Random ones first, mixed chapters."""
+    found = []
+    for e in describe.all_exercises():
+        if e.source and e.kind == "code":
+            found += [{"name": f"{e.id} {m['name']}", "file": e.source, "text": e.mutated(m)}
+                      for m in e.mutants]
+    generator = random.Random(59)
+    places = []
+    for file in tracked("0[0-9]_*/*.h", "0[0-9]_*/*.cu"):
+        if "hopper" in file:  # only a GPU runs it
+            continue
+        lines = (ROOT / file).read_text(encoding="utf-8").splitlines(keepends=True)
+        for n, line in enumerate(lines):
+            if NOT_CODE.search(line):
+                continue
+            changed = [line.replace(a, b, 1) for a, b in SWAPS if a in line]
+            if CALL.match(line):
+                changed.append("\n")
+            places += [(file, n, text) for text in changed]
+    for file, n, text in generator.sample(places, RANDOM):
+        lines = (ROOT / file).read_text(encoding="utf-8").splitlines(keepends=True)
+        name = f"{file}:{n + 1}: {lines[n].strip()} -> {text.strip() or 'nothing'}"
+        lines[n] = text
+        found.append({"name": name, "file": file, "text": "".join(lines)})
+    return sorted(found, key=lambda m: ("/" not in m["name"],
+                                        hashlib.sha256(m["name"].encode()).hexdigest()))
+
+
+def names_in(source):
+    """A GoogleTest filter for each test in a source."""
+    pairs = re.findall(r"^(?:TYPED_)?TEST(?:_F|_P)?\((\w+), (\w+)\)",
+                       source.read_text(encoding="utf-8"), re.MULTILINE)
+    return [f"{s}.{t}:*/{s}.{t}/*:{s}/*.{t}" for s, t in pairs]
+
+
+def programs_named(source):
+    """The chapters that a chapter test's source, or a header beside it, names."""
+    text = source.read_text(encoding="utf-8")
+    for header in re.findall(r'^#include "(\w+\.h)"', text, re.MULTILINE):
+        beside = source.parent / header
+        if beside.exists() and header != "run_program.h":
+            text += beside.read_text(encoding="utf-8")
+    return set(re.findall(r"\b0\d_\w+", text))
+
+
+class Copy:
+    """A copy of the tree, built once, in which one file at a time is changed."""
+
+    def __init__(self, number):
+        self.root = ROOT / "build" / "mutants" / str(number)
+        self.root.mkdir(parents=True, exist_ok=True)
+        for file in tracked():
+            to = self.root / file
+            if not to.exists():
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / file, to)
+        if (ROOT / ".deps").exists() and not (self.root / ".deps").exists():
+            (self.root / ".deps").symlink_to(ROOT / ".deps")
+
+    def make(self, jobs, program):
+        return subprocess.run([*MAKE, f"-j{jobs}", program, *TESTS], cwd=self.root, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def copy_build(self, other):
+        shutil.copytree(other.root / "build", self.root / "build", dirs_exist_ok=True)
+
+    def newer(self, pattern, begin):
+        return [p for p in self.root.glob(pattern) if p.is_file() and p.stat().st_mtime > begin]
+
+    def try_mutant(self, mutant, clean, jobs):
+        """The tests that fail; None: it does not compile."""
+        path = self.root / mutant["file"]
+        path.write_text(mutant["text"], encoding="utf-8")
+        begin = path.stat().st_mtime - 0.01
+        built = self.make(jobs, mutant["file"].split("/")[0])
+        failed = None
+        if built.returncode == 0:
+            failed = self.failing(begin, jobs)
+        shutil.copy2(clean.root / mutant["file"], path)
+        for changed in self.newer("build/**/*", begin):
+            original = clean.root / changed.relative_to(self.root)
+            if original.exists():
+                shutil.copy2(original, changed)
+            else:
+                changed.unlink()
+        return failed
+
+    def failing(self, begin, jobs):
+        mpirun = subprocess.run([*MAKE, "mpirun"], cwd=self.root, text=True, check=True,
+                                capture_output=True).stdout.split()
+        commands = []
+
+        def rebuilt(folder):
+            return [name for o in self.newer(f"build/**/obj/tests/{folder}/*.o", begin)
+                    for name in names_in(self.root / "tests" / folder / (o.stem + ".cpp"))]
+
+        everywhere = bool(self.newer("build/cpu/libcommon.a", begin))
+        unit = ["*"] if everywhere else rebuilt("unit")
+        comm = ["*"] if everywhere else rebuilt("ranks")
+        if unit:
+            commands.append(["build/cpu/unit_test", "--gtest_filter=" + ":".join(unit)])
+        if comm:
+            commands.append([*mpirun, "-n", "3", "build/cpu/comm_test",
+                             "--gtest_filter=" + ":".join(comm)])
+        programs = {p.name for p in self.newer("build/cpu/[0-9]*", begin)}
+        for source in sorted((self.root / "tests/chapters").glob("*_test.cpp")):
+            named = programs_named(source)
+            if source.name.startswith("long_") or not (programs if not named else programs & named):
+                continue
+            commands += [["build/cpu/chapter_test", "--gtest_filter=" + name]
+                         for name in names_in(source) if not name.startswith("Long")]
+        env = dict(os.environ, MPIRUN=" ".join(mpirun), GTEST_COLOR="no", OMP_NUM_THREADS="2",
+                   OMP_WAIT_POLICY="passive")
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            return sorted(set().union(*pool.map(lambda c: self.run(c, env), commands), set()))
+
+    def run(self, command, env):
+        process = subprocess.Popen(["timeout", "-k", "1", "150", *command], cwd=self.root, env=env,
+                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                   errors="replace")
+        out, _ = process.communicate()
+        failed = set(re.findall(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", out, re.MULTILINE))
+        if process.returncode != 0 and not failed:
+            begun = re.findall(r"^\[ RUN      \] ([\w/.]+)", out, re.MULTILINE)
+            failed = {begun[-1] if begun else " ".join(command)}
+        return failed
+
+
+def read(file):
+    with open(file, encoding="utf-8") as lines:
+        return {m["name"]: m for m in map(json.loads, lines)}
+
+
+def write(file, mutant):
+    with open(file, "a", encoding="utf-8") as out:
+        out.write(json.dumps(mutant) + "\n")
+
+
+def run(file, jobs=2, seconds=1e9):
+    end = time.time() + float(seconds)
+    at_once = max(1, int(jobs))
+    cores = max(1, len(os.sched_getaffinity(0)) // at_once)
+    done = read(file) if os.path.exists(file) else {}
+    clean = Copy(0)
+    built = clean.make(len(os.sched_getaffinity(0)), "all")
+    if built.returncode != 0:
+        sys.exit(built.stdout[-3000:])
+    print("built", flush=True)
+    if NO_MUTANT not in done:
+        done[NO_MUTANT] = {"name": NO_MUTANT, "file": "",
+                           "failed": clean.failing(0, len(os.sched_getaffinity(0)))}
+        write(file, done[NO_MUTANT])
+    always = set(done[NO_MUTANT]["failed"])
+    copies = queue.Queue()
+
+    def new_copy(number):
+        copy = Copy(number)
+        copy.copy_build(clean)
+        copies.put(copy)
+
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(new_copy, range(1, at_once + 1)))
+    print(f"{at_once} copies built", flush=True)
+
+    def one(mutant):
+        if time.time() > end:
+            return
+        begin, copy = time.time(), copies.get()
+        try:
+            failed = copy.try_mutant(mutant, clean, cores)
+        finally:
+            copies.put(copy)
+        if failed:
+            failed = sorted(set(failed) - always)
+        write(file, {"name": mutant["name"], "file": mutant["file"], "failed": failed})
+        count = "does not compile" if failed is None else f"{len(failed)} tests fail"
+        print(f"{round(time.time() - begin):4} s  {count:18} {mutant['name']}", flush=True)
+
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(one, [m for m in mutants() if m["name"] not in done]))
+
+
+def table(*files):
+    found = {name: m for file in files for name, m in read(file).items() if name != NO_MUTANT}
+    tried = [m for m in found.values() if m["failed"] is not None]
+    chapters = collections.defaultdict(list)
+    for m in tried:
+        chapters[m["file"].split("/")[0]].append(m)
+    print("| chapter | mutants | noticed | by one test only |")
+    print("|---|---|---|---|")
+    for chapter, those in [*sorted(chapters.items()), ("all", tried)]:
+        print(f"| {chapter} | {len(those)} | {sum(bool(m['failed']) for m in those)} | "
+              f"{sum(len(m['failed']) == 1 for m in those)} |")
+    alone = collections.Counter(m["failed"][0] for m in tried if len(m["failed"]) == 1)
+    any_of = collections.Counter(t for m in tried for t in m["failed"])
+    print("\nAlone:", ", ".join(f"{t} {n}" for t, n in alone.most_common()))
+    print("\nMost:", ", ".join(f"{t} {n}" for t, n in any_of.most_common(20)))
+    print("\nNot noticed:")
+    for m in tried:
+        if not m["failed"]:
+            print("*", m["name"])
+
+
+if __name__ == "__main__":
+    COMMANDS = {"run": run, "table": table,
+                "list": lambda: print("\n".join(m["name"] for m in mutants()))}
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        sys.exit(__doc__)
+    COMMANDS[sys.argv[1]](*sys.argv[2:])
