@@ -128,5 +128,26 @@ TEST(ZeroFormulas, OverlapCountsTokensOnly) {
                 0.01 * 34);
 }
 
+// A bound that is wider than what travels needs would hide a fault of the run.
+TEST(ZeroBounds, AreAsWideAsTheFewestBitsThatTravel) {
+    const VerifyBounds bounds = verify_bounds(DType::fp32);
+    const auto with = [&](Sent gathers, Sent sums) {
+        ZeroOptions zero;
+        zero.stage = 3, zero.gathers = gathers, zero.sums = sums;
+        return bounds_of(zero, bounds);
+    };
+    EXPECT_EQ(with(Sent::plain, Sent::plain).gradient, bounds.gradient);
+    for (const auto& [gathers, sums] : {std::pair{Sent::bf16, Sent::plain},
+                                        {Sent::plain, Sent::bf16},
+                                        {Sent::bf16, Sent::bf16}}) {
+        EXPECT_EQ(with(gathers, sums).gradient, 2e-3);
+        EXPECT_EQ(with(gathers, sums).first_loss, bounds.first_loss);
+    }
+    EXPECT_EQ(with(Sent::fp8, Sent::plain).gradient, 0.15);
+    EXPECT_EQ(with(Sent::plain, Sent::fp8).gradient, 0.15);
+    EXPECT_EQ(with(Sent::plain, Sent::fp8).first_loss, bounds.first_loss);
+    EXPECT_EQ(with(Sent::fp8, Sent::plain).first_loss, 3e-3);
+}
+
 }  // namespace
 }  // namespace ultrascale
