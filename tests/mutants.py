@@ -5,14 +5,14 @@ what contains the place, and runs the quick tests that can see it.
     tests/mutants.py list                          the mutants: the classroom's, and random ones
     tests/mutants.py run FILE [JOBS] [SECONDS]     tries them, JOBS at a time, until SECONDS are
                                                    over; appends a line of JSON for each to FILE
-    tests/mutants.py table FILE...                 what was found, as in tests/README.md
+    tests/mutants.py table FILE...                 what was found, in Markdown
 
 A mutant is a change of one place in a chapter's file: one of the wrong solutions that an exercise
 describes, or one operator, constant or call of a random line. `run` works in copies of this tree
 under build/mutants. It runs the unit and communication tests whose source was compiled again, and
 the chapter tests whose source names the file's chapter, with that chapter's program. (09 contains
 most chapters: its own tests would notice more.) A program that still runs after 150 s has noticed,
-too. A mutant takes a minute or two of two cores."""
+too. A mutant takes two to six minutes of two cores."""
 
 import collections
 import concurrent.futures
@@ -31,8 +31,10 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "classroom"))
 import describe  # noqa: E402  (found through the line above)
+import processes  # noqa: E402
 
 RANDOM = 50
+LIMIT = 150  # seconds of a program
 NO_MUTANT = "without a mutant"
 SWAPS = [(" + ", " - "), (" - ", " + "), (" * ", " / "), (" / ", " * "), (" < ", " <= "),
          (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),
@@ -98,14 +100,18 @@ def programs_named(source):
 
 
 class Copy:
-    """A copy of the tree, built once, in which one file at a time is changed."""
+    """A copy of this tree, or of another copy and what was built there, in which one file at a time
+    is changed."""
 
-    def __init__(self, number):
+    def __init__(self, number, of=None):
         self.root = ROOT / "build" / "mutants" / str(number)
-        self.root.mkdir(parents=True, exist_ok=True)
+        if of:  # a call that was stopped may have left a mutant here
+            shutil.rmtree(self.root, ignore_errors=True)
+            shutil.copytree(of.root, self.root, symlinks=True)
+            return
         for file in tracked():
             to = self.root / file
-            if not to.exists():
+            if not to.exists() or to.stat().st_mtime != (ROOT / file).stat().st_mtime:
                 to.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / file, to)
         if (ROOT / ".deps").exists() and not (self.root / ".deps").exists():
@@ -115,14 +121,11 @@ class Copy:
         return subprocess.run([*MAKE, f"-j{jobs}", program, *TESTS], cwd=self.root, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
-    def copy_build(self, other):
-        shutil.copytree(other.root / "build", self.root / "build", dirs_exist_ok=True)
-
     def newer(self, pattern, begin):
         return [p for p in self.root.glob(pattern) if p.is_file() and p.stat().st_mtime > begin]
 
     def try_mutant(self, mutant, clean, jobs):
-        """The tests that fail; None: it does not compile."""
+        """The set of tests that fail; None: it does not compile."""
         path = self.root / mutant["file"]
         path.write_text(mutant["text"], encoding="utf-8")
         begin = path.stat().st_mtime - 0.01
@@ -166,15 +169,12 @@ class Copy:
         env = dict(os.environ, MPIRUN=" ".join(mpirun), GTEST_COLOR="no", OMP_NUM_THREADS="2",
                    OMP_WAIT_POLICY="passive")
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-            return sorted(set().union(*pool.map(lambda c: self.run(c, env), commands), set()))
+            return set().union(*pool.map(lambda c: self.run(c, env), commands))
 
     def run(self, command, env):
-        process = subprocess.Popen(["timeout", "-k", "1", "150", *command], cwd=self.root, env=env,
-                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   errors="replace")
-        out, _ = process.communicate()
+        code, out, _ = processes.run(command, LIMIT, cwd=self.root, env=env)
         failed = set(re.findall(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", out, re.MULTILINE))
-        if process.returncode != 0 and not failed:
+        if code != 0 and not failed:
             begun = re.findall(r"^\[ RUN      \] ([\w/.]+)", out, re.MULTILINE)
             failed = {begun[-1] if begun else " ".join(command)}
         return failed
@@ -202,18 +202,13 @@ def run(file, jobs=2, seconds=1e9):
     print("built", flush=True)
     if NO_MUTANT not in done:
         done[NO_MUTANT] = {"name": NO_MUTANT, "file": "",
-                           "failed": clean.failing(0, len(os.sched_getaffinity(0)))}
+                           "failed": sorted(clean.failing(0, len(os.sched_getaffinity(0))))}
         write(file, done[NO_MUTANT])
     always = set(done[NO_MUTANT]["failed"])
     copies = queue.Queue()
 
-    def new_copy(number):
-        copy = Copy(number)
-        copy.copy_build(clean)
-        copies.put(copy)
-
     with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(new_copy, range(1, at_once + 1)))
+        list(pool.map(lambda number: copies.put(Copy(number, clean)), range(1, at_once + 1)))
     print(f"{at_once} copies built", flush=True)
 
     def one(mutant):
@@ -224,8 +219,8 @@ def run(file, jobs=2, seconds=1e9):
             failed = copy.try_mutant(mutant, clean, cores)
         finally:
             copies.put(copy)
-        if failed:
-            failed = sorted(set(failed) - always)
+        if failed is not None:
+            failed = sorted(failed - always)
         write(file, {"name": mutant["name"], "file": mutant["file"], "failed": failed})
         count = "does not compile" if failed is None else f"{len(failed)} tests fail"
         print(f"{round(time.time() - begin):4} s  {count:18} {mutant['name']}", flush=True)

@@ -36,10 +36,10 @@ suite() {
 }
 
 # in_shards PROGRAM...: as many processes as cores, at most eight on a GPU, share its tests, in
-# shards of a quarter of a core's share, so that all end at about the same time; one core runs them
-# all in one process. They have the cores to themselves only if waiting threads sleep.
+# shards of a quarter of a core's share, so that all end at about the same time. They have the cores
+# to themselves only if waiting threads sleep.
 in_shards() {
-    local status=0 logs shards=$((cores > 1 ? 4 * cores : 1))
+    local status=0 logs shards=$((4 * cores))
     logs=$(mktemp -d)
     seq 0 $((shards - 1)) | OMP_WAIT_POLICY=passive GTEST_TOTAL_SHARDS=$shards \
         xargs -P "$cores" -I{} bash -c '
@@ -51,22 +51,26 @@ in_shards() {
     return "$status"
 }
 
-# start NAME COMMAND...: runs what mostly waits while other suites run. ended NAME: its suite.
+# as_test NAME COMMAND...: for a suite, what is no GoogleTest program: it counts as one test.
+as_test() {
+    "${@:2}" && echo "[       OK ] $1 (0 ms)"
+}
+# start NAME COMMAND...: such a test that mostly waits, beside other suites. ended NAME: its suite.
 declare -A started
 start() {
-    "${@:2}" >"$waiting/$1" 2>&1 &
+    as_test "$@" >"$waiting/$1" 2>&1 &
     started[$1]=$!
 }
 ended() {
     local status=0
     wait "${started[$1]}" || status=$?
     cat "$waiting/$1"
-    [ "$status" -ne 0 ] || echo "[       OK ] $1 (0 ms)"
     return "$status"
 }
+
 all_cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # nproc obeys these
 cores=$all_cores
-[ "$backend" = cpu ] || cores=$((all_cores < 16 ? 1 + all_cores / 2 : 8))
+[ "$backend" = cpu ] || cores=$((all_cores < 8 ? all_cores : 8))
 
 # How many tests passed without `all`.
 before=build/$backend/quick_tests_passed
@@ -127,8 +131,7 @@ unset OMP_NUM_THREADS
 if [ "$tests" != 'Long*' ]; then
     suite "runs of which no process stays" ended Processes
     suite "sweeps that survive what their runs do" ended Sweep
-    suite "the grader's words" \
-        bash -c 'python3 tests/classroom_test.py && echo "[       OK ] GradersWords (0 ms)"'
+    suite "the grader's words" as_test GradersWords python3 tests/classroom_test.py
 fi
 # The grader is proved: solutions get all points, wrong ones do not. A day's run takes a thirtieth.
 if [ "$backend" = cpu ]; then
@@ -152,7 +155,7 @@ if [ "$backend" = cpu ] && [ -n "$all" ]; then
         env OMP_NUM_THREADS=1 $mpirun -n 2 build/cpu-thread/comm_test \
         --gtest_filter=-Collectives/1.*:Collectives/2.*:Collectives/3.*
     suite "wrong files, made at random for a minute" \
-        bash -c 'build/cpu-address/fuzz_readers 60 && echo "[       OK ] Fuzz (60000 ms)"'
+        as_test Fuzz build/cpu-address/fuzz_readers 60
 fi
 
 printf %s "$failures"  # again, where they are found without a search

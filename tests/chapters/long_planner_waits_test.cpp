@@ -11,13 +11,13 @@ namespace {
 
 const char* const chapter = "09_5d_parallel";
 const std::string nodes = " --node-size 4 --inter-gbps 0.01";
-constexpr int steps = 3;
+constexpr int steps = 4;
 
 double median_step(const Outcome& run) {
     std::vector<double> ms = run.of("step_ms");
     ms.erase(ms.begin());
     std::ranges::sort(ms);
-    return ms[(ms.size() - 1) / 2] / 1e3;
+    return ms[ms.size() / 2] / 1e3;
 }
 
 class LongPlannerWaits : public testing::Test {
