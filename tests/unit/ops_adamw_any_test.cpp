@@ -18,10 +18,12 @@ ops::AdamWSettings settings(int64_t step, float max_norm = 0) {
             .max_norm = max_norm};
 }
 
+double factor_of(const Tensor& scale) { return scale ? to_double(scale)[0] : 1; }
+
 // What a tensor stands for: its numbers times its scale.
 Doubles meaning(const Tensor& t, const Tensor& scale) {
     Doubles x = to_double(t);
-    const double factor = scale ? to_double(scale)[0] : 1;
+    const double factor = factor_of(scale);
     for (double& v : x) v *= factor;
     return x;
 }
@@ -41,7 +43,7 @@ Precision precision(DType dtype) {
 }
 void expect_rounded(const Tensor& got, const Tensor& scale, const Doubles& want, const char* what) {
     const Precision p = precision(got.dtype());
-    const double s = scale ? to_double(scale)[0] : 1;
+    const double s = factor_of(scale);
     const Doubles x = meaning(got, scale);
     // 1e-7: what fp32 loses where two terms of about 1 cancel.
     for (size_t i = 0; i < want.size(); ++i)
