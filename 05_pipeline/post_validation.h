@@ -62,8 +62,8 @@ public:
     bool confirm() {
         if (!step_) return false;
         works_.clear();
-        copy_async(host_, all_, up_);
-        up_.synchronize();  // the host waits for the numbers, but not for the device's work
+        copy_async(host_, all_, up());
+        up().synchronize();  // the host waits for the numbers, but not for the device's work
         const double* const parts = host_.as<double>();
         double squared = 0, loss = 0;
         for (int r = 0; r < pp_.size(); ++r) squared += parts[2 * r], loss += parts[2 * r + 1];
@@ -133,14 +133,17 @@ private:
         if (rank > 0) works_.push_back(down_group_.recv(parts.slice(0, 2 * rank), rank - 1, down_));
         if (rank < last)
             works_.push_back(down_group_.send(parts.slice(0, 2 * rank + 2), rank + 1, down_));
-        if (rank == last) up_.wait(down_.record());
         const Tensor all =
             rank == last ? parts : Tensor::empty({slots()}, DType::fp64, Memory::workspace);
-        if (rank < last) works_.push_back(up_group_.recv(all, rank + 1, up_));
-        up_.wait(compute_stream().record());
-        if (rank > 0) works_.push_back(up_group_.send(all, rank - 1, up_));
+        if (rank < last) works_.push_back(up_group_.recv(all, rank + 1, up()));
+        up().wait(compute_stream().record());  // also with one rank, which sends nothing
+        if (rank > 0) works_.push_back(up_group_.send(all, rank - 1, up()));
         all_ = all;
     }
+    // The last rank has all parts once they have come down: it sends them up on the same stream.
+    // (An event of the one, on which the other waits, would not do: it knows nothing of a message
+    // that comes through the host because ranks share a GPU.)
+    Stream& up() { return pp_.rank() == pp_.size() - 1 ? down_ : up_; }
 
     Pipeline& pipeline_;
     const Communicator& pp_;

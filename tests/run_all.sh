@@ -103,23 +103,37 @@ if [ "$backend" = cpu ] && [ -z "$all" ]; then  # two pretended nodes of four
         $mpirun -n 8 build/cpu/comm_test --gtest_filter='CardBytes*'
 fi
 # Runs several chapter tests at a time, because a short run mostly starts up and waits. On GPUs the
-# driver starts one process after the other, fewer than two a second on two H100s. Four tests at a
-# time keep it busy: with twelve as many processes ended in a second, and each waited three times as
-# long. The little they compute on the CPU gets 2 threads each, so that they do not wait for each
-# other's cores.
+# driver starts and ends one process after the other, about three a second, whatever runs beside
+# them: so the quick tests there are those of what a GPU does differently (kernels, memory, copies
+# and NCCL), and `all` adds those of options, files, pictures and predictions. The little they
+# compute on the CPU gets 2 threads each, so that they do not wait for each other's cores.
+of_gpu=$(tr -s ' \n' : <<'END'
+SingleGpu/Reference* SingleGpuEqual* SingleGpuMemory* SingleGpuVerify* SingleGpuReference*
+SingleGpuProfile* SingleGpu/Resume*/2 DataParallel.EqualsChapter00 DataParallel.WithCopyEngines*
+DataParallel/DataParallelRanks* DataParallelReduceDtype* Ranks/ZeroAgree*
+ZeroStages.AgreeFromAFreshStart ZeroStages.BuffersStayConstant ZeroOffload* Ranks/TensorParallel*
+TensorParallelCosts* ContextParallel.EqualsChapter00 ContextParallelDocuments.EqualOneDevice
+ContextParallelPrecision* Pipeline.EveryScheduleEqualsOneDevice
+Pipeline.PostValidationIsTheSameTraining ExpertParallel.EqualsOneDevice ExpertParallel.EveryDispatch
+ExpertParallelReference.HuggingFace Family/* KernelsMine* Precision.EveryRecipeEqualsOneDevice
+Precision.OverflowedStepsAreSkippedByAllRanks Precision.PlainRecipesArePlainTraining
+FiveD.EveryPairOfAxesEqualsOneDevice FiveD.PeaksOfFewLayoutsAreAsPredicted FiveD.EightBit*
+BadInput.OutOfMemory NotFinite* Estimate.IsWhatASingleGpuPredicts
+END
+)
+at_once=$((all_cores < 8 ? all_cores : 8))
+chapters=$filter
 if [ "$backend" = cuda ]; then
-    at_once=$((all_cores / 2))
-    at_once=$((at_once < 4 ? 4 : at_once > 6 ? 6 : at_once))
     export OMP_NUM_THREADS=2
-else
-    at_once=$((all_cores < 8 ? all_cores : 8))
+    [ -n "$all" ] || chapters=--gtest_filter=$of_gpu
+    [ "$tests" != 'Long*' ] || chapters=--gtest_filter=-$of_gpu
 fi
 if [ "$tests" != 'Long*' ]; then
     start Processes python3 tests/processes_test.py
     start Sweep python3 tests/sweep_test.py
 fi
 suite "chapters, $at_once at a time" \
-    tests/in_parallel.sh $at_once build/$backend/chapter_test "$filter"
+    tests/in_parallel.sh "$at_once" build/$backend/chapter_test "$chapters"
 if [ -n "$all" ]; then
     suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test \
         --gtest_filter=-LongPlannerWaits*
