@@ -277,7 +277,7 @@ CLASSROOM_FLAGS := -std=c++20 -O0 -g0 $(GCC_HEAP) -march=$(ARCH) -fopenmp -Wall 
     -Wno-missing-field-initializers -Wno-unused -Wno-array-bounds -Wno-stringop-overflow
 export CLASSROOM = {"cxx": "$(CXX)", "flags": "$(filter-out -I%,$(CPPFLAGS)) $(CLASSROOM_FLAGS)", \
     "mpi": "$(MPI_FLAGS)", "simt": "$(SIMT_CPPFLAGS) $(SIMT_FLAGS)", "libraries": "$(LDLIBS)", \
-    "precompiled": "$(TESTS_PRECOMPILED)", "kernel_precompiled": "$(KERNEL_PRECOMPILED)", \
+    "precompiled": "$(firstword $(TESTS_PRECOMPILED))", "kernel_precompiled": "$(KERNEL_PRECOMPILED)", \
     "mpirun": "$(MPIRUN) $(MPIRUN_FLAGS)", "make": "$(MAKE) BACKEND=cpu", \
     "library": "build/cpu/libcommon.a", "kernel_objects": "$(KERNEL_OBJECTS)"}
 GRADER := python3 classroom/grade.py

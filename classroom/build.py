@@ -16,12 +16,13 @@ import hashlib
 import json
 import os
 import pathlib
+import posixpath
 import re
 import shutil
 import subprocess
 import threading
 
-from describe import ROOT, Wrong
+from places import ROOT, Wrong
 
 BUILT = ROOT / "build" / "classroom"
 
@@ -143,7 +144,7 @@ class Tree:
         """Several at a time. What does not compile is told when a program needs it."""
         def one(file):
             with contextlib.suppress(DoesNotCompile):
-                self.compile(file)
+                self.built(file)
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(one, files))
 
@@ -161,12 +162,26 @@ class Tree:
         return True
 
     def first_error(self, words):
-        """The first error and the line it points at, with the file's own name."""
-        lines = words.splitlines()
-        first = next((i for i, l in enumerate(lines) if " error: " in l or " fatal error" in l), 0)
-        shown = [re.sub(r"^\S*/", "", l) if i == 0 else l
-                 for i, l in enumerate(lines[first:first + 4])]
-        return "\n".join(l for l in shown if l.strip())[:1200]
+        """The first error: the line of the student's file that leads to it, and the compiler's
+        words, which may be about a line of another file."""
+        lines = [re.sub(r"^(In file included )?(from )?\S*/(?=[\w.]+:\d)", "", line)
+                 for line in words.splitlines()]
+        errors = [i for i, line in enumerate(lines) if re.search(r"(?<!\w)(fatal )?error: ", line)]
+        if not errors:
+            return words
+        begin, end = errors[0], (errors + [len(lines)])[1]
+        until = next((i for i in range(begin + 1, end) if re.search(r": note: |^In |: In ", lines[i])),
+                     end)
+        shown = [line for line in lines[begin:until] if line.strip()]
+        for file, text in self.replaced.items():
+            name = pathlib.Path(file).name
+            if shown[0].startswith(name + ":"):
+                return "\n".join(shown)
+            for line in lines[:begin] + lines[begin:end]:
+                if found := re.match(rf"\s*{re.escape(name)}:(\d+)", line):
+                    code = text.splitlines()[int(found[1]) - 1].strip()
+                    return "\n".join([f"{name}:{found[1]}: {code}", *shown])
+        return "\n".join(shown)
 
     def link(self, name, objects, libraries=()):
         s, program = self.settings, self.folder / name
@@ -176,13 +191,13 @@ class Tree:
         if (program.exists() and program.stat().st_mtime > newest
                 and program.stat().st_mtime > s.library.stat().st_mtime):
             return program
-        done = subprocess.run([*s.cxx, "-fopenmp", "-rdynamic", *objects, str(s.library),
-                               *s.libraries, *libraries, "-o", str(program)],
-                              cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run([*s.cxx, "-fopenmp", "-rdynamic", "-Wl,--wrap=main",
+                               *objects, str(s.library), *s.libraries, *libraries, "-o", str(program)], cwd=ROOT,
+                              capture_output=True, text=True)
         if done.returncode != 0:
             missing = re.search(r"undefined reference to `([^']+)'", done.stderr)
             raise DoesNotCompile(f"no definition of {missing[1]}" if missing
-                                 else done.stderr[-800:])
+                                 else done.stderr)
         return program
 
     # ---- what exercises run ----------------------------------------------------------------------
@@ -190,12 +205,11 @@ class Tree:
         return shared_object(self.settings, "classroom/where.cpp")
 
     def program(self, chapter):
-        """A chapter's program."""
-        make(self.settings, self.settings.library)
+        """A chapter's program. What does not include a replaced file is taken from make's own."""
+        real_program(self.settings, chapter)
         own = [f for f in self.replaced if f.startswith("common/") and f.endswith(".cpp")]
         if chapter != "07_kernels":
-            return self.link(chapter, [self.where(),
-                                       *map(self.compile, [*sources_of(chapter), *own])])
+            return self.link(chapter, [self.where(), *map(self.built, [*sources_of(chapter), *own])])
         make(self.settings, self.settings.kernel_objects)
         own = [f for f in [*self.replaced, *self.also] if f.endswith(".cu")]
         others = [thing for thing in self.settings.kernel_objects
@@ -203,6 +217,15 @@ class Tree:
         # In front: of an inline function that both have, the linker takes the first one.
         return self.link(chapter, [self.where(), *map(self.compile, own), *others],
                          ["-lboost_context"])
+
+    def built(self, file):
+        """file, of the repository -> its object: make's, if it includes no replaced file."""
+        thing = (ROOT / "build/obj" / file).with_suffix(".o")
+        needs = thing.with_suffix(".d")
+        if not (thing.exists() and needs.exists()) or file in self.replaced:
+            return self.compile(file)
+        included = {posixpath.normpath(f) for f in needs.read_text().split()}
+        return self.compile(file) if included & self.replaced.keys() else thing
 
     def tests(self, sources, on_ranks):
         """A test program of these sources (of tests/ or the replaced ones)."""
@@ -214,6 +237,13 @@ class Tree:
         name = "tests_" + hashlib.sha256(" ".join(sources).encode()).hexdigest()[:8]
         return self.link(name, [self.where(), *objects],
                          ["-lgtest"] if on_ranks else ["-lgtest", "-lgtest_main"])
+
+
+def real_program(settings, chapter):
+    """The chapter's own program, as make builds it."""
+    program = ROOT / "build/cpu" / chapter
+    make(settings, program)
+    return program
 
 
 def sources_of(chapter):

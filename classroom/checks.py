@@ -12,26 +12,23 @@ import build
 import describe
 import limits
 from lines import Line, at, counted, failure, number
+from places import Wrong
 
 MIB = 2**20
+LOSS = 1e-4  # by which a loss may differ from the reference's, as sums may have another order
 one_at_a_time = threading.Lock()  # proof.py grades several at a time; references are shared
 
 
 class Grader:
     """Checks one version of an exercise's file: `text`, in a build of its own called `name`."""
 
-    def __init__(self, settings, exercise, text, name, isolated=False, reference=True,
-                 until_wrong=False):
+    def __init__(self, settings, exercise, text, name, isolated=False, until_wrong=False):
         self.settings, self.exercise, self.text = settings, exercise, text
         self.until_wrong = until_wrong
-        self.isolated, self.with_reference = isolated, reference
+        self.isolated = isolated
         replaced = {exercise.source: text} if exercise.source else {}
         self.tree = build.Tree(settings, name, replaced, exercise.data.get("compile", ()))
         self.name = name
-
-    def reference(self):
-        """A build of the real file."""
-        return build.Tree(self.settings, "reference/" + self.exercise.chapter, {})
 
     def prepare(self):
         """Compiles what the checks will need."""
@@ -40,7 +37,9 @@ class Grader:
             if "tests" in spec:
                 files += [self.exercise.source if s == "yours" else s for s in spec["tests"]]
             elif self.exercise.source and self.exercise.kind == "code":
-                files += build.sources_of(spec.get("program", self.exercise.chapter))
+                chapter = spec.get("program", self.exercise.chapter)
+                build.real_program(self.settings, chapter)
+                files += build.sources_of(chapter)
         self.tree.compile_all(f for f in dict.fromkeys(files) if not f.startswith("07_kernels/"))
 
     def check(self, spec):
@@ -55,8 +54,8 @@ class Grader:
     # ---- a chapter's program ---------------------------------------------------------------------
     def program(self, spec):
         chapter = spec.get("program", self.exercise.chapter)
-        tree = self.tree if self.exercise.source else self.reference()
-        program = tree.program(chapter)
+        program = (self.tree.program(chapter) if self.exercise.source
+                   else build.real_program(self.settings, chapter))
         lines = []
         for ranks in spec.get("ranks", [1]):
             outcome, data = self.run(program, spec, ranks)
@@ -64,9 +63,7 @@ class Grader:
                 wrong = wrong or outcome.own_words() or "It ends before its report."
                 lines.append(Line(self.on("it runs to its end", ranks), False, said=wrong))
                 break  # what does not end would not end on more ranks either
-            wanted = self.with_reference or any("like_reference" in v
-                                                for v in spec.get("value", []))
-            known = self.of_reference(chapter, spec, ranks) if wanted else None
+            known = self.of_reference(chapter, spec, ranks)
             lines += self.compared(spec, ranks, data, known, outcome)
             if self.until_wrong and not all(line.ok for line in lines):
                 break
@@ -85,7 +82,8 @@ class Grader:
         if spec.get("json", True):
             words += ["--json", str(json_file)]
         outcome = limits.run([*mpirun, str(program), *words], ranks,
-                             spec.get("seconds", limits.SECONDS), self.isolated)
+                             spec.get("seconds", limits.SECONDS), self.isolated,
+                             watched=build.BUILT in program.parents)
         data = limits.read_json(json_file)
         if "printed" in spec:
             found = re.search(spec["printed"], outcome.text)
@@ -95,19 +93,19 @@ class Grader:
 
     def of_reference(self, chapter, spec, ranks):
         """What the real program reports; kept until it is built anew."""
-        with one_at_a_time:
-            program = self.reference().program(chapter)
+        program = build.real_program(self.settings, chapter)
         words = (f"{program} {program.stat().st_mtime_ns} {spec.get('args', '')} {ranks} "
                  f"{spec.get('printed', '')}")
         kept = build.BUILT / "reference" / (
             hashlib.sha256((words + self.text * ("{file}" in words)).encode()).hexdigest()[:16]
             + ".json")
+        kept.parent.mkdir(parents=True, exist_ok=True)
         with one_at_a_time:
             if kept.exists():
                 return json.loads(kept.read_text())
             outcome, data = self.run(program, spec, ranks)
             if not data["summary"] and "printed" not in data:
-                raise describe.Wrong(f"{self.exercise.id}: the chapter's own program fails: "
+                raise Wrong(f"{self.exercise.id}: the chapter's own program fails: "
                                      f"{outcome.sentence() or outcome.text[-300:]}")
             kept.write_text(json.dumps(data))
         return data
@@ -118,33 +116,38 @@ class Grader:
     def compared(self, spec, ranks, data, known, outcome):
         lines = []
         for what in spec.get("compare", []):
-            lines += {"equal": self.equal, "sent": self.sent, "memory": self.memory}[what](
-                ranks, data, known or {}, outcome)
+            lines.append({"equal": self.equal, "sent": self.sent, "memory": self.memory}[what](
+                ranks, data, known, outcome))
         for value in spec.get("value", []):
             if ranks in value.get("ranks", [ranks]):
                 lines.append(self.value(value, ranks, data, known))
         return lines
 
     def equal(self, ranks, data, known, outcome):
-        """--verify: equal to one device."""
+        """--verify: equal to one device; and with the reference's losses."""
         verify, steps = data["summary"].get("verify", {}), data["steps"]
+        losses, wanted = ([s.get("loss") for s in d["steps"]] for d in (data, known))
+        near = max(LOSS, verify.get("gradient_bound", 0))
         said = ""
-        nan = next((s["step"] for s in steps if s.get("loss") is None), None)
-        ok = verify.get("result") == "ok" and nan is None
-        if nan is not None:
-            said = f"The loss is not a number (NaN) from step {nan} on."
-        elif not ok:
+        if None in losses:
+            said = f"The loss is not a number (NaN) from step {steps[losses.index(None)]['step']} on."
+        elif verify.get("result") != "ok":
             missed = [re.sub(r"\s+", " ", l).strip() for l in outcome.text.splitlines()
                       if "MISSED" in l or "cannot tell" in l]
             said = "Not equal to one device: " + (missed[0] if missed else "see --verify") + "."
+        elif len(losses) != len(wanted):
+            said = f"It trains {counted(len(losses), 'step')}; the reference {len(wanted)}."
+        elif far := [i for i, (a, b) in enumerate(zip(losses, wanted)) if abs(a - b) > near * abs(b)]:
+            said = (f"The loss of step {steps[far[0]]['step']} is {number(losses[far[0]])}; the "
+                    f"reference's is {number(wanted[far[0]])}.")
         gradient = verify.get("gradient")
-        return [Line(self.on("equal to one device: gradient's error", ranks), ok,
-                     "<= " + number(verify.get("gradient_bound", 0)), number(gradient),
-                     number(at(known, "summary.verify.gradient")) if known else "", said)]
+        return Line(self.on("equal to one device: gradient's error", ranks), not said,
+                    "<= " + number(verify.get("gradient_bound", 0)), number(gradient),
+                    number(at(known, "summary.verify.gradient")), said)
 
     def sent(self, ranks, data, known, outcome):
-        """What every rank sends and how often it calls, against the formula."""
-        kinds = data["summary"].get("communication", {})
+        """What every rank sends and how often it calls, against the formula and the reference."""
+        kinds, others = (d["summary"].get("communication", {}) for d in (data, known))
         wrong = [f"{name}: {k['calls']:g} calls, {k['predicted_calls']:g} predicted, and "
                  f"{k['sent_bytes'] / MIB:.4g} MiB sent, {k['predicted_sent_bytes'] / MIB:.4g} "
                  "predicted"
@@ -154,37 +157,45 @@ class Grader:
         told = outcome.text.partition("\ncommunication per step")[2]  # memory's part is above
         if not wrong and (rank := re.search(r"on rank (\d+): not as predicted", told)):
             wrong = [f"it differs on rank {rank[1]}"]
+        said = "Not what the formula says: " + wrong[0] + "." if wrong else ""
+        for name in sorted(kinds.keys() | others.keys()) if not said else []:
+            have, want = ({f: of.get(name, {}).get(f, 0) for f in ("calls", "sent_bytes")}
+                          for of in (kinds, others))
+            if any(abs(have[f] - want[f]) > 0.5 for f in have):
+                said = (f"{name}: {have['calls']:g} calls and {have['sent_bytes'] / MIB:.4g} MiB sent "
+                        f"a step; the reference makes {want['calls']:g} and sends "
+                        f"{want['sent_bytes'] / MIB:.4g} MiB.")
 
         def total(of, field):
-            return sum(k[field] for k in of.values()) / MIB
-        reference = known.get("summary", {}).get("communication")
-        return [Line(self.on("MiB sent a step", ranks), not wrong,
-                     number(total(kinds, "predicted_sent_bytes")),
-                     number(total(kinds, "sent_bytes")),
-                     number(total(reference, "sent_bytes")) if reference is not None else "",
-                     "Not what the formula says: " + wrong[0] + "." if wrong else "")]
+            return number(sum(k[field] for k in of.values()) / MIB)
+        return Line(self.on("MiB sent a step", ranks), not said,
+                    total(kinds, "predicted_sent_bytes"), total(kinds, "sent_bytes"),
+                    total(others, "sent_bytes"), said)
 
     def memory(self, ranks, data, known, outcome):
-        """What every rank holds, by category: the same bytes, of peaks within 1 %."""
-        wrong, most = "", 0
-        every = data["summary"].get("memory_by_rank") or [data["summary"].get("memory", {})]
-        for rank, held in enumerate(every):
+        """What every rank holds, by category: the formula's and the reference's bytes, of peaks
+        within 1 %."""
+        every, others = (d["summary"].get("memory_by_rank") or [d["summary"].get("memory", {})]
+                         for d in (data, known))
+        said = ""
+        for rank, (held, other) in enumerate(zip(every, others)):
             for name, m in held.items():
                 if "predicted" not in m or name == "peak":
                     continue
-                slack = 0.01 * m["predicted"] if "peak" in name else 0
-                if abs(m["measured"] - m["predicted"]) > slack and not wrong:
-                    wrong = (f"Rank {rank} holds {m['measured'] / MIB:.4g} MiB of \"{name}\"; the "
-                             f"formula says {m['predicted'] / MIB:.4g}.")
+                for what, bytes in (("formula says", m["predicted"]),
+                                    ("reference holds", at(other, name + ".measured"))):
+                    slack = 0.01 * bytes if "peak" in name else 0
+                    if abs(m["measured"] - bytes) > slack and not said:
+                        said = (f"Rank {rank} holds {m['measured'] / MIB:.4g} MiB of \"{name}\"; "
+                                f"the {what} {bytes / MIB:.4g}.")
         peak = data["summary"].get("memory", {}).get("peak", {})
-        of_reference = number((at(known, "summary.memory.peak.measured") or 0) / MIB)
-        return [Line(self.on("MiB held at the peak", ranks), not wrong,
-                     number(peak.get("predicted", 0) / MIB), number(peak.get("measured", 0) / MIB),
-                     of_reference if known else "", wrong)]
+        return Line(self.on("MiB held at the peak", ranks), not said,
+                    number(peak.get("predicted", 0) / MIB), number(peak.get("measured", 0) / MIB),
+                    number((at(known, "summary.memory.peak.measured") or 0) / MIB), said)
 
     def value(self, spec, ranks, data, known):
         """One number: is, at_most, at_least, or the reference's within `within`."""
-        yours, of_reference = at(data, spec["path"]), at(known, spec["path"]) if known else None
+        yours, of_reference = at(data, spec["path"]), at(known, spec["path"])
         predicted = spec.get("is", spec.get("at_most", spec.get("at_least")))
         within = spec.get("within", 0)
         if "like_reference" in spec:
@@ -208,8 +219,8 @@ class Grader:
             words += f", should be {sign}{shown[0]}."
         else:  # a sentence where there should be none
             shown = ["none", "none" if ok else "some", "none"]
-        return Line(self.on(spec["what"], ranks), ok, sign + shown[0], shown[1],
-                    shown[2] if known else "", "" if ok else words)
+        return Line(self.on(spec["what"], ranks), ok, sign + shown[0], shown[1], shown[2],
+                    "" if ok else words)
 
     # ---- GoogleTest's tests ----------------------------------------------------------------------
     def run_tests(self, tree, spec, ranks):
@@ -243,18 +254,14 @@ class Grader:
     # ---- the student's test of a bug -------------------------------------------------------------
     def bug(self, spec):
         """The student's test fails where the bug is in."""
-        bug = spec["bug"]
-        text = (describe.ROOT / bug["file"]).read_text(encoding="utf-8")
-        if text.count(bug["replace"]) != 1:
-            raise describe.Wrong(f"{self.exercise.id}: the bug's text is there "
-                                 f"{text.count(bug['replace'])} times, not once")
+        file, text = self.exercise.with_bug(spec["bug"])
         tree = build.Tree(self.settings, self.name + "_bug",
-                          {self.exercise.source: self.text,
-                           bug["file"]: text.replace(bug["replace"], bug["by"])})
+                          {self.exercise.source: self.text, file: text})
         lines = []
         for ranks in spec.get("ranks", [1]):
             outcome = self.run_tests(tree, {"tests": ["yours"], **spec}, ranks)
-            caught = outcome.code == 1 and re.search(r":\d+: Failure$", outcome.text, re.MULTILINE)
+            caught = (outcome.code == 1 and not outcome.sentence()
+                      and re.search(r":\d+: Failure$", outcome.text, re.MULTILINE))
             said = ""
             if not caught:
                 said = outcome.sentence() or "Your test passes although the bug is in the code."
@@ -270,7 +277,7 @@ class Grader:
         path = wanted.get("measured", "printed")
         measured = at(self.of_reference(chapter, wanted, wanted.get("ranks", 1)), path)
         if measured is None:
-            raise describe.Wrong(f"{self.exercise.id}: nothing is measured at {path}")
+            raise Wrong(f"{self.exercise.id}: nothing is measured at {path}")
         measured *= wanted.get("scale", 1)
         if given is None:
             return [Line(wanted["name"], False, "", "", "",

@@ -1,25 +1,19 @@
-"""An exercise is data: exercises/ID.toml says what is asked, which part of which file is missing,
-what is checked, and which wrong solutions the checks must notice. The solution itself is in the
-chapter's source, between two comments, and nowhere else:
+"""An exercise is data: exercises/ID.toml says what is asked, what is checked, and which wrong
+solutions the checks must notice. The solution itself is in the chapter's source, between two
+markers (regions.py), and nowhere else."""
 
-    // exercise 02.1 begin: what the student is told
-    ... the solution ...
-    // exercise 02.1 end
-"""
-
+import functools
+import math
 import pathlib
 import re
 import tomllib
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import regions
+from places import ROOT, Wrong
+
 DESCRIPTIONS = ROOT / "classroom" / "exercises"
-MARKER = re.compile(r"^(\s*)// exercise (\d\d\.\w+) (begin|end)(?:: (.*))?$")
 KINDS = {"code": "write code", "predict": "predict first", "bug": "find the bug",
          "file": "write a file"}
-
-
-class Wrong(Exception):
-    """Something is wrong in a description, or in what a user asked for: one sentence."""
 
 
 class Exercise:
@@ -40,7 +34,11 @@ class Exercise:
     @property
     def source(self):
         """The file in the repository that has the markers; none where numbers are asked for."""
-        return self.data.get("file")
+        if self.kind not in ("code", "bug"):
+            return None
+        if self.id not in regions.places():
+            raise Wrong(f"{self.id}: no source has its markers")
+        return regions.places()[self.id]
 
     @property
     def name(self):
@@ -55,13 +53,18 @@ class Exercise:
         return sum(part["points"] for part in [*self.checks, *self.numbers])
 
     # ---- the solution, and what is left of the file without it ----------------------------------
+    @functools.cached_property
+    def region(self):
+        return regions.Region((ROOT / self.source).read_text(encoding="utf-8"), self.id,
+                              self.source)
+
     def solution(self):
         """The whole file, solved."""
         if self.kind == "predict":
             return self.answers({n["name"]: n["answer"] for n in self.numbers})
         if self.kind == "file":
             return self.data["solution_file"]
-        return (ROOT / self.source).read_text(encoding="utf-8")
+        return self.region.with_part(self.region.part)
 
     def start(self):
         """The file that a student gets."""
@@ -69,19 +72,33 @@ class Exercise:
             return self.answers({})
         if self.kind == "file":
             return self.data["start"]
-        lines, _, _ = cut(self.solution(), self.id, self.blank(), self.source)
-        return lines
-
-    def part(self):
-        """The lines of the solution between the markers."""
-        return cut(self.solution(), self.id, "", self.source)[1]
-
-    def hint(self):
-        return cut(self.solution(), self.id, "", self.source)[2]
+        return self.region.with_part(self.region.indented(self.blank()))
 
     def blank(self):
         """What stands in for the solution until the student writes one: it compiles."""
         return self.data.get("blank", f'user_error("exercise {self.id} is not solved yet");')
+
+    def taken(self, text):
+        """What of a student's file is graded: (the file with it, what the student should know).
+
+        Only the marked part is taken, and put into the chapter's own file."""
+        if self.kind not in ("code", "bug"):
+            return text, ""
+        theirs = regions.Region(text, self.id, self.name)
+        if why := regions.refusal(theirs.part, theirs.line() + 1):
+            raise Wrong(f"{self.name}: {why}")
+        ours = regions.Region(self.start(), self.id, self.name)
+        said = ""
+        for begin, have, want in ((1, theirs.before, ours.before),
+                                  (theirs.line() + theirs.part.count("\n") + 2, theirs.after,
+                                   ours.after)):
+            if [l.split() for l in have] != [l.split() for l in want]:
+                i = next((i for i, (a, b) in enumerate(zip(have, want)) if a.split() != b.split()),
+                         min(len(have), len(want)))
+                said = (f"Note: line {begin + i} of {self.name} was changed. It lies outside of "
+                        "the marked part, so the chapter's own line is used.")
+                break
+        return self.region.with_part(theirs.part), said
 
     def answers(self, given):
         lines = [f"# {self.id}: write each number after its equals sign, then: make grade "
@@ -98,45 +115,16 @@ class Exercise:
             right = {n["name"]: n["answer"] for n in self.numbers}
             return self.answers({**right, **mutant["answers"]})
         if "part" in mutant:
-            return cut(self.solution(), self.id, mutant["part"], self.source)[0]
-        part = self.part() if self.kind != "file" else self.solution()
-        if part.count(mutant["replace"]) != 1:
-            raise Wrong(f"{self.id}: mutant \"{mutant['name']}\": its text is there "
-                        f"{part.count(mutant['replace'])} times, not once")
-        changed = part.replace(mutant["replace"], mutant["by"])
-        if self.kind == "file":
-            return changed
-        return cut(self.solution(), self.id, changed, self.source, keep_indent=True)[0]
+            return self.region.with_part(mutant["part"].strip("\n"))
+        part = self.region.part if self.kind != "file" else self.solution()
+        changed = regions.replaced(part, mutant["replace"], mutant["by"],
+                                   f"{self.id}: mutant \"{mutant['name']}\"")
+        return changed if self.kind == "file" else self.region.with_part(changed)
 
-
-def cut(text, wanted, blank, where, keep_indent=False):
-    """Takes the part between an exercise's markers out, and the markers of all others.
-
-    Returns the text with `blank` in the part's place, the part, and the hint."""
-    lines, part, hint, inside = [], [], None, False
-    for line in text.splitlines():
-        mark = MARKER.match(line)
-        if mark and mark[2] != wanted:
-            continue
-        if not mark:
-            (part if inside else lines).append(line)
-            continue
-        indent = mark[1]
-        if mark[3] == "begin":
-            if hint is not None:
-                raise Wrong(f"{where}: exercise {wanted} begins twice")
-            hint, inside = mark[4] or "", True
-            lines.append(f"{indent}// exercise {wanted}: {hint}")
-            at = len(lines)
-        elif not inside:
-            raise Wrong(f"{where}: exercise {wanted} ends before it begins")
-        else:
-            inside = False
-            for i, row in enumerate(blank.rstrip("\n").splitlines()):
-                lines.insert(at + i, row if keep_indent or not row else indent + row)
-    if hint is None or inside:
-        raise Wrong(f"{where}: the markers of exercise {wanted} are not both there")
-    return "\n".join(lines) + "\n", "\n".join(part) + "\n", hint
+    def with_bug(self, bug):
+        """(file, its text): other people's bug in ours."""
+        return regions.replaced_somewhere(self.data.get("bug_in", [self.chapter, "common"]),
+                                          bug["replace"], bug["by"], f"{self.id}: the bug")
 
 
 def read_answers(text, numbers):
@@ -149,6 +137,8 @@ def read_answers(text, numbers):
         value = value.split("#")[0].strip()
         try:
             given[name.strip()] = float(value) if value else None
+            if value and not math.isfinite(float(value)):
+                raise ValueError
         except ValueError:
             raise Wrong(f"answers.txt: {name.strip()} = {value}: that is not a number") from None
     return {n["name"]: given.get(n["name"]) for n in numbers}
@@ -159,7 +149,6 @@ def all_exercises():
 
 
 def exercise(wanted):
-    path = DESCRIPTIONS / f"{wanted}.toml"
-    if not path.exists():
+    if not re.fullmatch(r"\w+\.\w+", wanted) or not (DESCRIPTIONS / f"{wanted}.toml").exists():
         raise Wrong(f"there is no exercise {wanted}; make exercise without EX lists them")
-    return Exercise(path)
+    return Exercise(DESCRIPTIONS / f"{wanted}.toml")

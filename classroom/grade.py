@@ -22,20 +22,25 @@ import checks
 import describe
 import report
 import submissions
-from describe import ROOT, Wrong
+from places import ROOT, Wrong
 
 EXERCISES = ROOT / "exercises"
+MOST_BYTES = 2**20  # of a student's file
 
 
 # ---- grading one file ----------------------------------------------------------------------------
-def graded(settings, exercise, text, name, isolated=False, reference=True, until_wrong=False):
+def graded(settings, exercise, text, name, isolated=False, until_wrong=False):
     """Grades `text` as the exercise's file -> a result, as grades.json has it.
 
     until_wrong: stops at the first check that fails."""
-    begin = time.monotonic()
-    result = {"exercise": exercise.id, "title": exercise.title, "kind": exercise.kind,
-              "points": 0, "of": exercise.points(), "lines": [], "said": []}
-    grader = checks.Grader(settings, exercise, text, name, isolated, reference, until_wrong)
+    begin, result = time.monotonic(), nothing_yet(exercise, text)
+    try:
+        taken, note = exercise.taken(text)
+        if exercise.kind == "predict":
+            describe.read_answers(text, exercise.numbers)
+    except Wrong as error:
+        return ended(result, begin, str(error))
+    grader = checks.Grader(settings, exercise, taken, name, isolated, until_wrong)
     if not until_wrong:  # the proof, which stops early, has other things to do meanwhile
         grader.prepare()
     specs = exercise.checks + [{"number": n, "points": n["points"]} for n in exercise.numbers]
@@ -44,11 +49,6 @@ def graded(settings, exercise, text, name, isolated=False, reference=True, until
             lines = grader.check(spec)
         except build.DoesNotCompile as error:
             result["said"].append(f"It does not compile:\n{error}")
-            break
-        except Wrong as error:
-            if exercise.kind != "predict" or "answers.txt" not in str(error):
-                raise
-            result["said"].append(str(error))
             break
         all_right = bool(lines) and all(line.ok for line in lines)
         points = spec["points"] if all_right else 0
@@ -63,10 +63,42 @@ def graded(settings, exercise, text, name, isolated=False, reference=True, until
         if any("hangs" in line.said or "does not end" in line.said for line in lines):
             result["said"].append("The checks that follow were not run.")
             break
+    return ended(result, begin, note)
+
+
+def graded_file(settings, exercise, file, name, isolated=False):
+    """The same for a student's file, whatever it is."""
+    try:
+        text = read_file(file)
+    except (Wrong, OSError) as error:
+        return ended(nothing_yet(exercise, ""), time.monotonic(), str(error))
+    return graded(settings, exercise, text, name, isolated)
+
+
+def nothing_yet(exercise, text):
+    return {"exercise": exercise.id, "title": exercise.title, "kind": exercise.kind, "points": 0,
+            "of": exercise.points(), "lines": [], "said": [],
+            "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def ended(result, begin, said):
+    result["said"] += [said] if said else []
     result["solved"] = result["points"] == result["of"]
     result["seconds"] = round(time.monotonic() - begin, 1)
-    result["sha256"] = hashlib.sha256(text.encode()).hexdigest()
     return result
+
+
+def read_file(file):
+    """A student's file. Raises Wrong, a sentence, if it is none that can be graded."""
+    name = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
+    if file.is_symlink() or file.exists() and not file.is_file():
+        raise Wrong(f"{name} is a {'link' if file.is_symlink() else 'folder or a device'}, not a file")
+    if file.stat().st_size > MOST_BYTES:
+        raise Wrong(f"{name} has more than {MOST_BYTES} bytes")
+    try:
+        return file.read_bytes().decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise Wrong(f"{name} is not text in UTF-8 (byte {error.start})") from None
 
 
 def print_result(result):
@@ -78,7 +110,7 @@ def print_result(result):
     said = []
     for line in result["lines"]:
         points = f"{line['points']}/{line['of']}" if "of" in line else ""
-        print(f"  {line['what']:<50.50} {line['predicted']:>11} {line['yours']:>11} "
+        print(f"  {line['what']:<50} {line['predicted']:>11} {line['yours']:>11} "
               f"{line['reference']:>10} {points:>5}".rstrip() + ("" if line["ok"] else "  WRONG"))
         if line["said"] and line["said"] not in said:
             said.append(line["said"])
@@ -141,12 +173,11 @@ def readme(e, result):
     lines += [*wrapped("**After it you can** " + "; ".join(d["objectives"]) + "."), ""]
     lines += ["## What is given", ""]
     if e.kind == "code" or e.kind == "bug":
-        line = next(i for i, l in enumerate(e.start().splitlines(), 1)
-                    if f"// exercise {e.id}" in l)
         lines += [*wrapped(
-            f"`{e.name}` in this folder is `{e.source}` without a part, which you write in line "
-            f"{line}, below the comment `// exercise {e.id}`. Everything else, also the files that "
-            "this one includes, is the chapter's own and stays as it is."), ""]
+            f"`{e.name}` in this folder is `{e.source}` without a part, which you write between the "
+            f"comments `// exercise {e.id} begin` (line {e.region.line()}) and `// exercise {e.id} "
+            "end`. Only what lies between them is graded. Everything else, also the files that this "
+            "one includes, is the chapter's own."), ""]
     elif e.kind == "predict":
         lines += ["`answers.txt` in this folder asks for numbers. Write them down before you run",
                   "anything: `make grade` measures them.", ""]
@@ -154,7 +185,7 @@ def readme(e, result):
         lines += [f"`{e.name}` in this folder; its comment says how it is written.", ""]
     if "given" in d:
         lines += [d["given"].strip(), ""]
-    if hint := (e.hint() if e.kind in ("code", "bug") else ""):
+    if hint := (e.region.hint if e.kind in ("code", "bug") else ""):
         lines += [f"The hint in the file: *{hint}*", ""]
     lines += ["## What is checked", ""]
     for spec in e.checks:
@@ -183,9 +214,9 @@ def grade(settings, wanted, page):
     for folder in folders:
         e = describe.exercise(folder.name)
         file = folder / e.name
-        if not file.exists():
+        if not file.exists() and not file.is_symlink():
             raise Wrong(f"{file.relative_to(ROOT)} is not there; make exercise EX={e.id} writes it")
-        results.append(graded(settings, e, file.read_text(encoding="utf-8"), f"{e.id}/yours"))
+        results.append(graded_file(settings, e, file, f"{e.id}/yours"))
         print_result(results[-1])
     sums = {"points": sum(r["points"] for r in results), "of": sum(r["of"] for r in results)}
     grades = {"exercises": results, **sums, "sources": sources_hash()}
@@ -219,7 +250,7 @@ def solutions(wanted):
     for e in every:
         print(f"\n{e.id}  {e.title}")
         if e.kind in ("code", "bug"):
-            print(f"--- {e.source}\n{e.part().rstrip()}\n---")
+            print(f"--- {e.source}\n{e.region.part.rstrip()}\n---")
         elif e.kind == "file":
             print(e.solution().rstrip())
         for n in e.numbers:
@@ -240,7 +271,7 @@ def main(words):
     elif command == "grade":
         grade(build.Settings(), wanted, page)
     elif command == "submissions":
-        submissions.grade_all(build.Settings(), pathlib.Path(wanted), graded, page)
+        submissions.grade_all(build.Settings(), pathlib.Path(wanted), graded_file, page)
     elif command == "prove":
         import proof
         return proof.prove(build.Settings(), words[1:], graded)

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import resource
+import secrets
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from describe import ROOT
+from places import ROOT
 
 sys.path.append(str(ROOT / "tests"))
 import processes  # noqa: E402
@@ -45,11 +46,12 @@ def signal_of(code):
 
 
 class Outcome:
-    def __init__(self, code, text, seconds, ranks, timed_out):
+    def __init__(self, code, text, seconds, ranks, timed_out, ended=None):
+        """ended: how many ranks returned from main(); None: the program doesn't say (where.cpp)."""
         self.code, self.text, self.seconds = code, text, seconds
-        self.ranks, self.timed_out = ranks, timed_out
+        self.ranks, self.timed_out, self.ended = ranks, timed_out, ended
         self.places = [line.split(": signal ", 1)[1] for line in text.splitlines()
-                       if line.startswith("[classroom] ")]
+                       if line.startswith("[classroom] ") and ": signal " in line]
 
     def sentence(self):
         """What went wrong, or None if the program ended by itself, well or with what it says."""
@@ -69,6 +71,10 @@ class Outcome:
                 f"It ends{on} with exit code {self.code} and says nothing."
         if self.code not in (0, 1):
             return f"It stops{on}: {self.own_words()}"
+        if self.ended is not None and self.ended < self.ranks and (
+                self.code == 0 or not self.own_words()):
+            return f"It ends{on} before main() has returned, as by exit(): what it wrote until " \
+                   "then does not count."
         return None
 
     def never_ends(self, on):
@@ -87,11 +93,11 @@ class Outcome:
 
     def own_words(self):
         """The program's own reason: its line that begins with error:, or an exception's."""
-        for pattern in (r"^(?:rank \d+: )?error: (.*)", r"what\(\):\s+(.*)",
+        for pattern in (r"^(?:rank \d+: )?(?:internal )?error: (?:rank \d+: )?(.*)", r"what\(\):\s+(.*)",
                         r"^terminate called.*"):
             if found := re.search(pattern, self.text, re.MULTILINE):
                 words = found[1] if found.groups() else found[0]
-                return re.sub(r"\S*/(\w[\w.]*:\d+)", r"\1", words)[:300]
+                return re.sub(r"\S*/(\w[\w.]*:\d+)", r"\1", words)
         return None
 
 
@@ -127,14 +133,18 @@ def no_network():
     return no_network.words
 
 
-def run(command, ranks, seconds=SECONDS, isolated=False):
-    """command, already with mpirun -> Outcome. Kills all that it started."""
+def run(command, ranks, seconds=SECONDS, isolated=False, watched=True):
+    """command, already with mpirun -> Outcome. Kills all that it started.
+
+    watched: where.cpp is linked into the program."""
     begin = time.monotonic()
+    word = secrets.token_hex(8)
     program = os.path.realpath(next(w for w in command if w.startswith(str(ROOT))))
     enough = seconds * BUSY * min(ranks, os.cpu_count() or 1)
     with tempfile.TemporaryFile() as said:
         with processes.Run([*(no_network() if isolated else []), *command], patience=0.2, cwd=ROOT,
-                           env={**os.environ, "OMP_WAIT_POLICY": "passive"}, stdout=said,
+                           env={**os.environ, "OMP_WAIT_POLICY": "passive",
+                                "CLASSROOM_WORD": word}, stdout=said,
                            stderr=subprocess.STDOUT, start_new_session=True,
                            preexec_fn=limited(seconds, GIBIBYTES)) as started:
             for wait in [seconds] + [1] * int(3 * seconds):
@@ -148,7 +158,8 @@ def run(command, ranks, seconds=SECONDS, isolated=False):
         said.seek(0)
         text = said.read(2**22).decode("utf-8", "replace")
     return Outcome(started.launcher.returncode, text, time.monotonic() - begin, ranks,
-                   timed_out=code is None)
+                   timed_out=code is None,
+                   ended=text.count(f"[classroom] ended {word} ") if watched else None)
 
 
 def processor_seconds(pids):

@@ -22,8 +22,8 @@ def number(value):
     return f"{value:.6g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.2e}"
 
 
-def counted(tests):
-    return f"{tests} test" if tests == 1 else f"{tests} tests"
+def counted(count, what="test"):
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def at(data, path):
@@ -46,6 +46,9 @@ EQUAL = re.compile(r"Expected equality of these values:\n  (.+)\n(?:    Which is
                    r"  (.+)\n(?:    Which is: (.+)\n)?")
 ORDERED = re.compile(r"Expected: \((.+)\) ([<>]=?|!=) \((.+)\), actual: (.+) vs (.+)\n")
 
+NEAR = re.compile(r"The difference between (.+) and (.+) is (?:.+), which exceeds (.+), where\n"
+                  r"(?:.+) evaluates to (.+),\n(?:.+) evaluates to (.+), and\n.+\n?")
+
 
 def failure(text, failed):
     """GoogleTest's first failure in a sentence or two."""
@@ -54,7 +57,7 @@ def failure(text, failed):
     if not found:
         thrown = re.search(r"C\+\+ exception with description \"(.*?)\" thrown", text, re.DOTALL)
         if thrown:
-            return f"{failed[0] if failed else 'A test'} stops: {thrown[1][:300]}"
+            return f"{failed[0] if failed else 'A test'} stops: {thrown[1]}"
         return "No test ran." if not failed else f"{failed[0]} fails."
     body, _, trace = found[2].partition("Google Test trace:\n")
     words = one_line(body)
@@ -62,14 +65,19 @@ def failure(text, failed):
         words = "it stops: " + re.sub(r"\S*/", "", thrown[1])
     elif equal := EQUAL.match(body):
         words = told(*equal.groups()) + added(body[equal.end():])
+    elif near := NEAR.match(body):
+        what, wanted, bound, is_, wanted_is = near.groups()
+        words = f"{what} is {is_}, and should be {wanted}"
+        words += "" if same(wanted, wanted_is) else f", which is {wanted_is}"
+        words += f", within {bound}" + added(body[near.end():])
     elif ordered := ORDERED.match(body):
         what, sign, bound, is_, bound_is = ordered.groups()
         words = f"{what} is {is_}, and should be {sign} {bound}"
         words += "" if same(bound, bound_is) else f", which is {bound_is}"
         words += added(body[ordered.end():])
-    words = words[:300].rstrip(".") + "."
+    words = words.rstrip(".") + "."
     if where := re.search(r"^\S+:\d+: (.+)", trace, re.MULTILINE):
-        words += f" (With {where[1][:120]}.)"
+        words += f" (With {where[1]}.)"
     if re.search(r"\b-?nan\b", words):
         words += " There is a NaN."
     elif re.search(r"relative_error\(.*\) is inf\b", words):  # what that function makes of a NaN

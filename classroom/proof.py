@@ -23,7 +23,7 @@ import time
 
 import build
 import describe
-from describe import Wrong
+from places import Wrong
 
 QUICK = "09.1"
 
@@ -75,7 +75,7 @@ def prove(settings, words, graded):
         name = f"proof/{number}"
         start = time.monotonic()
         try:
-            result = graded(settings, e, text, name, reference=False, until_wrong=True)
+            result = graded(settings, e, text, name, until_wrong=True)
         except Exception as error:  # what breaks in one must not end the others
             return case, False, f"{type(error).__name__}: {error}", time.monotonic() - start
         finally:

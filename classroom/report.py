@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 
-from describe import ROOT, Wrong
+from places import ROOT, Wrong
 
 PARTS = ROOT / "common/report/page"
 

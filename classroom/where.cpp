@@ -2,7 +2,11 @@
 // sends when a program runs for too long, and when it crashes, a rank prints the names of the
 // functions that its main thread is in, innermost first:
 //
-//     [classroom] rank's process 1234: signal 10: ops::add < ring_all_reduce < main
+//     [classroom] 1234: signal 10: ops::add < ring_all_reduce < main
+//
+// And it is the program's main(): it calls the real one, and when that has returned prints a word
+// that the grader has chosen for this run. So a program that ends before, as by exit(0) after
+// results of its own, is told from one that has run to its end.
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -40,6 +44,13 @@ void say_where(int signal) {
     raise(signal);
 }
 
+std::string word_of_this_run() {
+    const char* given = std::getenv("CLASSROOM_WORD");
+    const std::string word = given ? given : "";
+    unsetenv("CLASSROOM_WORD");
+    return word;
+}
+
 const bool installed = [] {
     void* frames[1];
     backtrace(frames, 1);  // loads what it needs now, not in a handler
@@ -52,3 +63,15 @@ const bool installed = [] {
 }();
 
 }  // namespace
+
+extern "C" {
+int __real_main(int, char**, char**);
+int __wrap_main(int argc, char** argv, char** environment) {  // the linker's --wrap=main
+    const std::string word = word_of_this_run();
+    const int result = __real_main(argc, argv, environment);
+    const std::string line =
+        "\n[classroom] ended " + word + " " + std::to_string(result) + "\n";
+    if (write(STDERR_FILENO, line.data(), line.size()) < 0) return 1;
+    return result;
+}
+}

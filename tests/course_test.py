@@ -21,6 +21,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "classroom/kit"))
 import render  # noqa: E402
 
+sys.path.append(str(ROOT / "classroom"))
+import describe  # noqa: E402
+
 COURSE = ROOT / "classroom/kit/course.py"
 
 
@@ -81,8 +84,29 @@ class CourseTest(unittest.TestCase):
                      for link in self.pages[path].links if not link.startswith(("http", "#"))]
         self.assertEqual(set(self.pages) - reached, set())
 
-    def test_answers_stay_with_the_teacher(self):
+    def test_answers_stay_with_the_teacher_and_solutions_are_folded(self):
         self.assertFalse([path for path in self.pages if "answers" in path.parts])
+        folded = {}
+        for path in self.pages:
+            page = path.read_text(encoding="utf-8")
+            for exercise in re.findall(r"<details><summary>The solution of exercise (\S+): ", page):
+                folded[exercise] = page
+        for e in describe.all_exercises():
+            if e.kind == "code" and self.site / render.address(ROOT / e.source) in self.pages:
+                shown = re.sub(r"<details><summary>The solution.*?</details>", "", folded.pop(e.id),
+                               flags=re.DOTALL)
+                numbers = {int(n) for n in re.findall(r'id="L(\d+)"', shown)}
+                lines = (ROOT / e.source).read_text(encoding="utf-8").splitlines()
+                marks = [n for n, line in enumerate(lines, 1) if f"// exercise {e.id} " in line]
+                self.assertFalse(numbers & set(range(marks[0] + 1, marks[1])), e.id)
+                self.assertLessEqual(set(marks), numbers, e.id)
+        self.assertEqual(folded, {})
+
+    def test_every_page_has_the_previous_and_the_next_or_its_chapter(self):
+        alone = [path.relative_to(self.site) for path in self.pages
+                 if "slides" not in path.parts and "reports" not in path.parts
+                 and not re.search('<nav class="around">.*?<a ', path.read_text(encoding="utf-8"))]
+        self.assertEqual(alone, [])
 
     def test_a_broken_link_is_an_error(self):
         with self.assertRaises(render.BrokenLink):
@@ -103,6 +127,10 @@ class CourseTest(unittest.TestCase):
                          "classroom/kit/index.html"):
                 window.open(self.site / name, 360, 800, dark=True)
                 self.assertLessEqual(window.run("document.documentElement.scrollWidth"), 360, name)
+                window.open(self.site / name, 1200, 800)  # lines of 100 columns, beside the list
+                self.assertEqual(window.run("""[document.documentElement, ...document.
+                    querySelectorAll("main pre")].filter(e => e.scrollWidth > e.clientWidth + 1)
+                    .length"""), 0, name)
             for deck in sorted((self.site / "classroom/kit/slides").glob("[0-9]*.html")):
                 window.open(deck, 1280, 720)
                 too_long = window.run("""[...document.querySelectorAll("section")].filter(

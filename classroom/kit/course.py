@@ -84,6 +84,10 @@ def write(site, page, title, body, listed):
             if 0 <= other < len(flat):
                 around.append(f'<a href="{relative(flat[other][1], page)}">'
                               f"{html.escape(arrow.format(flat[other][0]))}</a>")
+    else:  # a source: its chapter, or the first page
+        up = next((entry for entry in flat if entry[1].parts[0] == page.parts[0]), flat[0])
+        around.append(f'<a href="{relative(up[1], page)}">↑ {html.escape(up[0])}</a>')
+    around = " ".join(around)
     path = site / page
     path.parent.mkdir(parents=True, exist_ok=True)
     nav = navigation(listed, page)
@@ -96,8 +100,9 @@ def write(site, page, title, body, listed):
 <details class="menu"><summary>All pages</summary><nav>{nav}</nav></details>
 <nav class="side">{nav}</nav>
 <main>
+<nav class="around">{around}</nav>
 {body}
-<footer>{" ".join(around)}</footer>
+<footer class="around">{around}</footer>
 </main></body></html>
 """, encoding="utf-8")
 

@@ -22,7 +22,9 @@ try:
 except ImportError as error:
     sys.exit(f"{error}: make course installs it on Debian and Ubuntu; elsewhere "
              "pip install markdown-it-py pygments")
+sys.path.append(str(ROOT / "classroom"))
 from check_docs import anchor_of  # noqa: E402  as GitHub makes them
+from regions import MARKER  # noqa: E402
 
 NOT_PAGES = ("build", "exercises", "classroom/answers", "classroom/kit/slides")
 
@@ -133,7 +135,8 @@ def markdown(source, linked):
 
 
 def source_file(path):
-    """A source with its lines' numbers, to which links lead (#L12)."""
+    """A source with its lines' numbers, to which links lead (#L12). The solutions of exercises are
+    folded."""
     text = path.read_text(encoding="utf-8", errors="replace")
     try:
         lexer = pygments.lexers.get_lexer_for_filename(
@@ -141,10 +144,21 @@ def source_file(path):
     except pygments.util.ClassNotFound:
         lexer = pygments.lexers.get_lexer_by_name("text")
     lines = pygments.highlight(text, lexer, pygments.formatters.HtmlFormatter(nowrap=True))
-    rows = "".join(f'<span id="L{n}" class="line">{line}\n</span>'
-                   for n, line in enumerate(lines.rstrip("\n").split("\n"), 1))
+    rows = [f'<span id="L{n}" class="line">{line}\n</span>'
+            for n, line in enumerate(lines.rstrip("\n").split("\n"), 1)]
+    marks = [(n, mark) for n, line in enumerate(text.splitlines(), 1)
+             if (mark := MARKER.match(line))]
+
+    def block(begin, end):  # lines begin + 1 to end
+        return (f'<pre class="code numbered" style="counter-reset: line {begin}">'
+                f'{"".join(rows[begin:end])}</pre>')
+    shown, at = "", 0
+    for (begin, mark), (end, _) in zip(marks[::2], marks[1::2]):
+        shown += (block(at, begin) + f"<details><summary>The solution of exercise {mark[2]}: lines "
+                  f"{begin + 1} to {end - 1}</summary>{block(begin, end - 1)}</details>")
+        at = end - 1
     name = path.relative_to(ROOT).as_posix()
-    return name, f"<h1>{name}</h1>\n<pre class=\"code numbered\">{rows}</pre>"
+    return name, f"<h1>{name}</h1>\n{shown}{block(at, len(rows))}"
 
 
 def folder(path, linked):
