@@ -200,7 +200,7 @@ LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
 .PHONY: all help demo pictures mpirun test test-all compute-sanitizer run bench fuzz deps format \
-        clean test-programs all-test-programs exercise grade solutions prove course \
+        clean bits test-programs all-test-programs exercise grade solutions prove course \
         slides $(CHAPTERS)
 LONGEST_FIRST := 09_5d_parallel $(CHAPTERS)
 all: $(LONGEST_FIRST) compile_commands.json  ## build all chapters of the chosen backend
@@ -236,6 +236,11 @@ run: $(BUILD)/$(CHAPTER)  ## run CHAPTER=00_single_gpu on NP=1 ranks with ARGS="
 test: deps  ## build, and run the quick tests
 	$(MAKE) $(JOBS) --no-print-directory test-programs
 	@tests/run_all.sh $(BACKEND) "$(MPIRUN) $(MPIRUN_FLAGS)"
+COMPILED_BY = gcc $(shell $(CXX) -dumpfullversion) -march=$(shell $(CXX) -march=$(ARCH) -Q \
+                  --help=target 2>/dev/null | sed -nE 's/^\s*-march=\s*(\S+)$$/\1/p' | head -1)
+bits: $(PROGRAMS)  ## compare what 22 runs compute with tests/bits.json (RECORD=yes: write it)
+	@python3 tests/bits.py $(if $(RECORD),record,compare) $(BUILD) "$(COMPILED_BY)" $(MPIRUN) \
+	    $(MPIRUN_FLAGS)
 ifeq ($(BACKEND),cuda)
 test-all: deps  ## every test; on the CPU also the CUDA kernels, sanitizers, Open MPI, fuzzing
 	$(MAKE) $(JOBS) --no-print-directory all-test-programs

@@ -133,6 +133,8 @@ class Tree:
                 command += [flag for flag in s.simt if flag[:2] in ("-D", "-I")]
         command += ["-MMD", "-MF", str(thing) + ".d", "-c", str(source), "-o", str(thing)]
         if not self.is_new(thing, command):
+            if self.folder.name == "yours":
+                print(f"compiling {file} with your part ...", flush=True)
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             if done.returncode != 0:
                 thing.unlink(missing_ok=True)

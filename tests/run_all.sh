@@ -147,10 +147,13 @@ if [ "$tests" != 'Long*' ]; then
     suite "sweeps that survive what their runs do" ended Sweep
     suite "the grader's words" as_test GradersWords python3 tests/classroom_test.py
 fi
-# The grader is proved: solutions get all points, wrong ones do not. A day's run takes a thirtieth.
+if [ "$backend" = cpu ] && [ "$tests" != 'Long*' ]; then
+    suite "the committed bits" as_test Bits make -s --no-print-directory BACKEND=cpu bits
+fi
+# The grader is proved: solutions get all points, wrong ones do not. A day's run takes a twelfth.
 if [ "$backend" = cpu ]; then
     suite "classroom, the grader's proof" make -s --no-print-directory BACKEND=cpu prove \
-        SHARE=$([ -n "$all" ] && echo today/30 || echo quick)
+        SHARE=$([ -n "$all" ] && echo today/12 || echo quick)
 fi
 if [ "$backend" = cpu ] && [ -n "$all" ]; then
     suite "CUDA kernels, executed on the CPU" in_shards build/simt/simt_test
