@@ -80,9 +80,10 @@ CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # every operation, and the kernels' executor, -O2. All else gets -Og, which takes half as long to
 # compile and can be debugged. Tests get -O0 without debug information, or -O1 if they compute.
 # Under a sanitizer operations get -O1 and the rest -O0.
-OPERATIONS := common/cpu/ops_% common/core/ops_%
+KERNELS  := $(wildcard 0*/kernels)
+OPERATIONS := common/cpu/ops_% common/core/ops_% $(KERNELS:=/ops_%)
 FREQUENT := $(addprefix common/,core/% comm/% cpu/% cuda/% model/% simt/%) 07_kernels/% \
-            09_5d_parallel/planner.cpp tests/bench/%
+            $(KERNELS:=/%) 09_5d_parallel/planner.cpp tests/bench/%
 OPS_TESTS := tests/unit/ops_%
 TESTS    := tests/unit/% tests/ranks/% tests/chapters/% tests/gtest_precompiled.h
 IS_OPERATION = $(filter $(OPERATIONS),$<)
@@ -132,14 +133,16 @@ endif
 SHARED_ROOMS := $(addprefix common/,core model comm comm/mpi files report train)
 BACKEND_ROOMS := $(if $(filter cuda,$(BACKEND)),\
                    common/cuda common/cuda/attention common/comm/nccl,common/cpu)
+# An operation of one chapter lies in its kernels/, for the CPU as .cpp and for CUDA as .cu.
 ifeq ($(BACKEND),simt)
 COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) common/simt/*.cu common/cuda/ops_*.cu \
-                    common/cuda/attention/ops_*.cu) \
+                    common/cuda/attention/ops_*.cu $(KERNELS:=/ops_*.cu) $(KERNELS:=/simt/*.cu)) \
                   $(EXECUTOR_SOURCES) \
                   $(patsubst %,common/cpu/%.cpp,device stream comm ops_matmul ops_matmul_fp8)
 else
 COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) \
-                    $(foreach room,$(BACKEND_ROOMS),$(room)/*.cpp $(room)/*.cu))
+                    $(foreach room,$(BACKEND_ROOMS),$(room)/*.cpp $(room)/*.cu) \
+                    $(KERNELS:=/*.$(if $(filter cuda,$(BACKEND)),cu,cpp)))
 endif
 
 # Most sources are the same for all backends and are compiled once, into build/obj. Others belong to
@@ -147,6 +150,7 @@ endif
 # for either, so that no other source can come to depend on them. simt takes its CPU sources from
 # the CPU backend's objects.
 BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/comm/nccl/% common/simt/% 07_kernels/% \
+                   $(KERNELS:=/%) \
                    $(if $(filter simt,$(BACKEND)),tests/%)
 MPI_SOURCES := common/comm/%.cpp common/cpu/comm.cpp common/cuda/%.cpp tests/faults/%.cpp \
                $(patsubst %,tests/ranks/%_test.cpp,card_bytes comm comm_mailbox comm_sent \
@@ -282,7 +286,8 @@ CLASSROOM_FLAGS := -std=c++20 -O0 -g0 $(GCC_HEAP) -march=$(ARCH) -fopenmp -Wall 
     -Wno-missing-field-initializers -Wno-unused -Wno-array-bounds -Wno-stringop-overflow
 export CLASSROOM = {"cxx": "$(CXX)", "flags": "$(filter-out -I%,$(CPPFLAGS)) $(CLASSROOM_FLAGS)", \
     "mpi": "$(MPI_FLAGS)", "simt": "$(SIMT_CPPFLAGS) $(SIMT_FLAGS)", "libraries": "$(LDLIBS)", \
-    "precompiled": "$(firstword $(TESTS_PRECOMPILED))", "kernel_precompiled": "$(KERNEL_PRECOMPILED)", \
+    "precompiled": "$(firstword $(TESTS_PRECOMPILED))", \
+    "kernel_precompiled": "$(KERNEL_PRECOMPILED)", \
     "mpirun": "$(MPIRUN) $(MPIRUN_FLAGS)", "make": "$(MAKE) BACKEND=cpu", \
     "library": "build/cpu/libcommon.a", "kernel_objects": "$(KERNEL_OBJECTS)"}
 GRADER := python3 classroom/grade.py
@@ -325,11 +330,23 @@ deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 	@./tests/deps.sh $(PACKAGES)
 
 # ---- compiling -----------------------------------------------------------------------------------
-# Must come before the rule for .cpp: if a folder has both, the .cu is compiled.
+# Where a folder has a .cpp and a .cu of one name, the rule that comes first is taken: on a GPU, and
+# in tests of the CUDA kernels without one, that for the .cu.
 ifeq ($(BACKEND),cuda)
 $(OF_BACKEND)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
 	$(NVCC) -Icommon -I. -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
+else
+SIMT_CXXFLAGS = $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3 -Og,$(CXXFLAGS)) $(SIMT_FLAGS)
+define executed_kernel
+$(OF_BACKEND)/obj/%.o: %.cu Makefile | $(KERNEL_PRECOMPILED)
+	@mkdir -p $$(@D)
+	$$(CXX) $$(USE_PRECOMPILED) $$(SIMT_CXXFLAGS) -x c++ -MMD -MP -c $$< -o $$@
+endef
+$(if $(filter simt,$(BACKEND)),$(eval $(executed_kernel)))
+$(KERNEL_PRECOMPILED): common/core/precompiled.h Makefile
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_CXXFLAGS) -x c++-header -c $< -o $@
 endif
 define compile
 $(1)/obj/%.o: %.cpp Makefile | $(PRECOMPILED)
@@ -354,16 +371,7 @@ $(UNIT_OBJECTS) $(COMM_OBJECTS) $(CHAPTER_OBJECTS) $(LONG_OBJECTS): | $(TESTS_PR
 # Sources that are compiled together with kernels, or run them.
 WITH_KERNELS := $(if $(filter simt,$(BACKEND)),tests) 07_kernels
 $(addsuffix /%.o,$(addprefix $(OF_BACKEND)/obj/,$(WITH_KERNELS))): CPPFLAGS += $(SIMT_CPPFLAGS)
-
-ifneq ($(BACKEND),cuda)
-SIMT_CXXFLAGS = $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3 -Og,$(CXXFLAGS)) $(SIMT_FLAGS)
-$(OF_BACKEND)/obj/%.o: %.cu Makefile | $(KERNEL_PRECOMPILED)
-	@mkdir -p $(@D)
-	$(CXX) $(USE_PRECOMPILED) $(SIMT_CXXFLAGS) -x c++ -MMD -MP -c $< -o $@
-$(KERNEL_PRECOMPILED): common/core/precompiled.h Makefile
-	@mkdir -p $(@D)
-	$(CXX) $(SIMT_CXXFLAGS) -x c++-header -c $< -o $@
-endif
+$(if $(filter cpu,$(BACKEND)),$(eval $(executed_kernel)))
 
 $(LIBRARY): $(COMMON_OBJECTS)
 	@rm -f $@

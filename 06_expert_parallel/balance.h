@@ -40,7 +40,7 @@
 #include <vector>
 
 #include "core/ops.h"
-#include "core/ops_balance.h"
+#include "kernels/ops_balance.h"
 #include "model/parts.h"
 #include "shared_tokens.h"
 

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "dispatch.h"
+#include "kernels/ops_experts.h"
 
 namespace ultrascale {
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "expert_parallel.h"
+#include "kernels/ops_experts.h"
 #include "report/estimate.h"
 
 namespace ultrascale {

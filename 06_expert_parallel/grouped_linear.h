@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/trace.h"
+#include "kernels/ops_experts.h"
 #include "model/activation.h"
 #include "model/parts.h"
 

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "journey.h"
+#include "kernels/ops_experts.h"
 
 namespace ultrascale {
 

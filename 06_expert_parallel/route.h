@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "core/ops_experts.h"
+#include "kernels/ops_experts.h"
 
 namespace ultrascale {
 

@@ -13,6 +13,7 @@
 #include <cmath>
 
 #include "core/ops.h"
+#include "kernels/ops_experts.h"
 #include "report/report.h"
 #include "route.h"
 

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "balance.h"
+#include "kernels/ops_experts.h"
 #include "model/activation.h"
 #include "model/llama.h"
 #include "route.h"

@@ -172,8 +172,8 @@ class Tree:
         if not errors:
             return words
         begin, end = errors[0], (errors + [len(lines)])[1]
-        until = next((i for i in range(begin + 1, end) if re.search(r": note: |^In |: In ", lines[i])),
-                     end)
+        until = next((i for i in range(begin + 1, end)
+                      if re.search(r": note: |^In |: In ", lines[i])), end)
         shown = [line for line in lines[begin:until] if line.strip()]
         for file, text in self.replaced.items():
             name = pathlib.Path(file).name
@@ -194,8 +194,8 @@ class Tree:
                 and program.stat().st_mtime > s.library.stat().st_mtime):
             return program
         done = subprocess.run([*s.cxx, "-fopenmp", "-rdynamic", "-Wl,--wrap=main",
-                               *objects, str(s.library), *s.libraries, *libraries, "-o", str(program)], cwd=ROOT,
-                              capture_output=True, text=True)
+                               *objects, str(s.library), *s.libraries, *libraries, "-o",
+                               str(program)], cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:
             missing = re.search(r"undefined reference to `([^']+)'", done.stderr)
             raise DoesNotCompile(f"no definition of {missing[1]}" if missing
@@ -211,7 +211,8 @@ class Tree:
         real_program(self.settings, chapter)
         own = [f for f in self.replaced if f.startswith("common/") and f.endswith(".cpp")]
         if chapter != "07_kernels":
-            return self.link(chapter, [self.where(), *map(self.built, [*sources_of(chapter), *own])])
+            sources = [*sources_of(chapter), *own]
+            return self.link(chapter, [self.where(), *map(self.built, sources)])
         make(self.settings, self.settings.kernel_objects)
         own = [f for f in [*self.replaced, *self.also] if f.endswith(".cu")]
         others = [thing for thing in self.settings.kernel_objects

@@ -130,14 +130,16 @@ class Grader:
         near = max(LOSS, verify.get("gradient_bound", 0))
         said = ""
         if None in losses:
-            said = f"The loss is not a number (NaN) from step {steps[losses.index(None)]['step']} on."
+            first = steps[losses.index(None)]["step"]
+            said = f"The loss is not a number (NaN) from step {first} on."
         elif verify.get("result") != "ok":
             missed = [re.sub(r"\s+", " ", l).strip() for l in outcome.text.splitlines()
                       if "MISSED" in l or "cannot tell" in l]
             said = "Not equal to one device: " + (missed[0] if missed else "see --verify") + "."
         elif len(losses) != len(wanted):
             said = f"It trains {counted(len(losses), 'step')}; the reference {len(wanted)}."
-        elif far := [i for i, (a, b) in enumerate(zip(losses, wanted)) if abs(a - b) > near * abs(b)]:
+        elif far := [i for i, (a, b) in enumerate(zip(losses, wanted))
+                     if abs(a - b) > near * abs(b)]:
             said = (f"The loss of step {steps[far[0]]['step']} is {number(losses[far[0]])}; the "
                     f"reference's is {number(wanted[far[0]])}.")
         gradient = verify.get("gradient")
@@ -162,8 +164,8 @@ class Grader:
             have, want = ({f: of.get(name, {}).get(f, 0) for f in ("calls", "sent_bytes")}
                           for of in (kinds, others))
             if any(abs(have[f] - want[f]) > 0.5 for f in have):
-                said = (f"{name}: {have['calls']:g} calls and {have['sent_bytes'] / MIB:.4g} MiB sent "
-                        f"a step; the reference makes {want['calls']:g} and sends "
+                said = (f"{name}: {have['calls']:g} calls and {have['sent_bytes'] / MIB:.4g} MiB "
+                        f"sent a step; the reference makes {want['calls']:g} and sends "
                         f"{want['sent_bytes'] / MIB:.4g} MiB.")
 
         def total(of, field):

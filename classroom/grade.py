@@ -92,7 +92,8 @@ def read_file(file):
     """A student's file. Raises Wrong, a sentence, if it is none that can be graded."""
     name = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
     if file.is_symlink() or file.exists() and not file.is_file():
-        raise Wrong(f"{name} is a {'link' if file.is_symlink() else 'folder or a device'}, not a file")
+        what = "link" if file.is_symlink() else "folder or a device"
+        raise Wrong(f"{name} is a {what}, not a file")
     if file.stat().st_size > MOST_BYTES:
         raise Wrong(f"{name} has more than {MOST_BYTES} bytes")
     try:
@@ -174,10 +175,10 @@ def readme(e, result):
     lines += ["## What is given", ""]
     if e.kind == "code" or e.kind == "bug":
         lines += [*wrapped(
-            f"`{e.name}` in this folder is `{e.source}` without a part, which you write between the "
-            f"comments `// exercise {e.id} begin` (line {e.region.line()}) and `// exercise {e.id} "
-            "end`. Only what lies between them is graded. Everything else, also the files that this "
-            "one includes, is the chapter's own."), ""]
+            f"`{e.name}` in this folder is `{e.source}` without a part, which you write between "
+            f"the comments `// exercise {e.id} begin` (line {e.region.line()}) and `// exercise "
+            f"{e.id} end`. Only what lies between them is graded. Everything else, also the files "
+            "that this one includes, is the chapter's own."), ""]
     elif e.kind == "predict":
         lines += ["`answers.txt` in this folder asks for numbers. Write them down before you run",
                   "anything: `make grade` measures them.", ""]

@@ -93,8 +93,8 @@ class Outcome:
 
     def own_words(self):
         """The program's own reason: its line that begins with error:, or an exception's."""
-        for pattern in (r"^(?:rank \d+: )?(?:internal )?error: (?:rank \d+: )?(.*)", r"what\(\):\s+(.*)",
-                        r"^terminate called.*"):
+        for pattern in (r"^(?:rank \d+: )?(?:internal )?error: (?:rank \d+: )?(.*)",
+                        r"what\(\):\s+(.*)", r"^terminate called.*"):
             if found := re.search(pattern, self.text, re.MULTILINE):
                 words = found[1] if found.groups() else found[0]
                 return re.sub(r"\S*/(\w[\w.]*:\d+)", r"\1", words)

@@ -119,7 +119,7 @@ def replaced_somewhere(folders, old, new, what):
     return found[0]
 
 
-# ---- what a student may write ---------------------------------------------------------------------
+# ---- what a student may write --------------------------------------------------------------------
 def refusal(part, first_line):
     """Why this is no part of a function or file, in a sentence; None if it is one. The part could
     otherwise end the function that it is in, or redefine the words that check it."""

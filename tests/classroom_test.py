@@ -47,8 +47,8 @@ class WordsOfAFailure(unittest.TestCase):
 
     def test_nothing_is_cut_off(self):
         long = ", ".join(map(str, range(400)))
-        self.assertIn(long, said(f"Expected equality of these values:\n  a\n    Which is: {{ {long} "
-                                 "}\n  b\n    Which is: { 1 }\n"))
+        self.assertIn(long, said("Expected equality of these values:\n  a\n    Which is: "
+                                 f"{{ {long} }}\n  b\n    Which is: {{ 1 }}\n"))
 
     def test_a_bound_and_the_case_in_which_it_is_missed(self):
         self.assertEqual(

@@ -1,5 +1,5 @@
 // Products in groups, as a mixture of experts needs them: the kernel that this project trains with
-// on Hopper, common/cuda/grouped_wgmma.cu. It adds to 6_product_async_store:
+// on Hopper, 06_expert_parallel/kernels/grouped_wgmma.cu. It adds to 6_product_async_store:
 //
 //   - Which matrix B a tile needs depends on its group, and how many rows each group has is known
 //     on the device only. So a thread of each cluster walks through the groups' counts, and the
@@ -23,6 +23,7 @@
 //
 // It needs Hopper's PTX, which neither the CPU nor other GPUs execute.
 #include "../kernel.h"
+#include "06_expert_parallel/kernels/ops_experts.h"
 #include "core/ops.h"
 
 namespace ultrascale::kernels {

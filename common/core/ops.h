@@ -13,7 +13,6 @@
 #include <optional>
 #include <vector>
 
-#include "ops_experts.h"  // a mixture of experts
 #include "random.h"
 #include "tensor.h"
 

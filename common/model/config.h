@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/ops_experts.h"
+#include "router_settings.h"
 
 namespace ultrascale {
 

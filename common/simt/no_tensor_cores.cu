@@ -1,7 +1,6 @@
 // What the CUDA operations call besides the kernels that the CPU can execute.
 #include "cuda/attention/attention.cuh"
 #include "cuda/cuda_common.h"
-#include "cuda/grouped.cuh"
 
 namespace ultrascale {
 namespace ops {
@@ -43,17 +42,6 @@ void attention_backward_keys_mma(__nv_bfloat16*, __nv_bfloat16*, const Attention
 void attention_backward_queries_mma(__nv_bfloat16*, const AttentionBackwardInputs&,
                                     const AttentionSizes&, const DeviceMask&) {
     check(false, "attention on tensor cores is not for the CPU");
-}
-bool grouped_matmul_on_tensor_cores(const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
-    return false;
-}
-bool grouped_matmul_backward_input_on_tensor_cores(const Tensor&, const Tensor&, const Tensor&,
-                                                   const Tensor&) {
-    return false;
-}
-bool grouped_matmul_backward_weight_on_tensor_cores(const Tensor&, const Tensor&, const Tensor&,
-                                                    const Tensor&, const Tensor&) {
-    return false;
 }
 
 }  // namespace ops

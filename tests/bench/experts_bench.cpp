@@ -5,6 +5,7 @@
 // The products in groups, as routed and of even size, are beside one dense product of as many
 // FLOPs, in TFLOP/s. The other steps move bytes: each input is read once, each output written once,
 // and their bandwidth is beside that of a plain copy of as many bytes.
+#include "06_expert_parallel/kernels/ops_experts.h"
 #include "beside.h"
 #include "comm/comm.h"
 #include "core/device.h"

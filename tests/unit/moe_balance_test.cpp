@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "06_expert_parallel/balance.h"
+#include "06_expert_parallel/kernels/ops_experts.h"
 #include "core/device.h"
 #include "tests/test_util.h"
 

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "06_expert_parallel/expert_options.h"
+#include "06_expert_parallel/kernels/ops_experts.h"
 #include "06_expert_parallel/route.h"
 #include "core/ops.h"
 #include "tests/test_files.h"

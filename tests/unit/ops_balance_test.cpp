@@ -1,8 +1,9 @@
 // The operations around a router of a mixture of experts, against loops in double.
-#include "core/ops_balance.h"
+#include "06_expert_parallel/kernels/ops_balance.h"
 
 #include <gtest/gtest.h>
 
+#include "06_expert_parallel/kernels/ops_experts.h"
 #include "core/ops.h"
 #include "tests/test_util.h"
 

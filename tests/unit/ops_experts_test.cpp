@@ -1,5 +1,7 @@
 // Rows by expert and back: the sort, a token's row to its choices and their sum, SwiGLU with
 // weights.
+#include "06_expert_parallel/kernels/ops_experts.h"
+
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -2,6 +2,7 @@
 // rows of no group, gradients in bf16 and fp32 that are overwritten or added to.
 #include <gtest/gtest.h>
 
+#include "06_expert_parallel/kernels/ops_experts.h"
 #include "core/ops.h"
 #include "tests/test_util.h"
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "06_expert_parallel/kernels/ops_experts.h"
 #include "core/ops.h"
 #include "tests/test_files.h"
 #include "tests/test_util.h"

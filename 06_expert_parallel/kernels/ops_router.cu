@@ -4,8 +4,8 @@
 //
 // Forward reads 4 bytes and writes 4 bytes for each logit; backward reads 4 (with the gradient of
 // the scores 8) and writes 4. Next to the experts' products both are small.
-#include "core/ops_experts_checks.h"
-#include "ops_common.cuh"
+#include "cuda/ops_common.cuh"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

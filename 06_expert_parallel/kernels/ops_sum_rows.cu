@@ -2,8 +2,8 @@
 //
 // Both are memory-bound. For each element of a token, sum_rows reads k (with a residual k + 1) and
 // writes one, scatter_rows reads one and writes k.
-#include "core/ops_experts_checks.h"
-#include "ops_common.cuh"
+#include "cuda/ops_common.cuh"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

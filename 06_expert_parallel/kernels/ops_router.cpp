@@ -1,6 +1,6 @@
 // The router of a mixture of experts: scores, the choice of k experts for each token, weights.
-#include "core/ops_experts_checks.h"
-#include "ops_common.h"
+#include "cpu/ops_common.h"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

@@ -1,6 +1,6 @@
 // Products in groups: one matmul for each group that has rows, which is also what the trace shows.
-#include "core/ops_experts_checks.h"
-#include "ops_common.h"
+#include "cpu/ops_common.h"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

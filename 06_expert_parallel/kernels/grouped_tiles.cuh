@@ -1,4 +1,4 @@
-// Which tiles of the products in groups a cluster of two blocks computes. Private to common/cuda.
+// Which tiles of the products in groups a cluster of two blocks computes.
 //
 // The tiles of a group are numbered down its columns, and a cluster takes two neighbouring ones. As
 // a rule they lie below each other, and need the same columns of B; where a column or a group ends
@@ -9,9 +9,9 @@
 // some clusters would still compute while others have nothing left.
 #pragma once
 
-#include "clusters.cuh"
+#include "cuda/clusters.cuh"
+#include "cuda/product_tiles.cuh"
 #include "grouped_tensor_cores.cuh"
-#include "product_tiles.cuh"
 
 namespace ultrascale::ops {
 

@@ -1,6 +1,6 @@
 // One row for each rank: where a token's experts are, and which of them a row is for.
-#include "core/ops_experts_checks.h"
-#include "ops_common.h"
+#include "cpu/ops_common.h"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

@@ -1,6 +1,6 @@
 // A stable sort of choices by expert: count, add up, place.
-#include "core/ops_experts_checks.h"
-#include "ops_common.h"
+#include "cpu/ops_common.h"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

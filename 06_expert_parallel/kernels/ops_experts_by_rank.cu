@@ -1,7 +1,7 @@
 // One row for each rank: where a token's experts are, and which of them a row is for. A thread for
 // each token and rank; the k experts of a token come from L1 for all ranks but one.
-#include "core/ops_experts_checks.h"
-#include "ops_common.cuh"
+#include "cuda/ops_common.cuh"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

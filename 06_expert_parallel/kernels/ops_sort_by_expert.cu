@@ -6,8 +6,8 @@
 //     place   the same walk again: place = begin + rank within the block
 //
 // Each choice is read twice and written twice: 16 bytes, where a row has thousands.
-#include "core/ops_experts_checks.h"
-#include "ops_common.cuh"
+#include "cuda/ops_common.cuh"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

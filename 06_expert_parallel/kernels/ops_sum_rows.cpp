@@ -1,6 +1,6 @@
 // A token's rows: to the places of its choices, and back, where each token adds its rows in order.
-#include "core/ops_experts_checks.h"
-#include "ops_common.h"
+#include "cpu/ops_common.h"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

@@ -1,7 +1,7 @@
 // The balance of a mixture of experts: small tensors, so plain loops.
 #include "core/ops.h"
-#include "core/ops_balance_checks.h"
-#include "ops_common.h"
+#include "cpu/ops_common.h"
+#include "ops_balance_checks.h"
 
 namespace ultrascale::ops {
 

@@ -20,8 +20,8 @@
 //   - weight: k ends with the group. Of the last step, rows of other groups are overwritten with
 //     zeros in shared memory: also a NaN that lies there must not count. To sums in fp32 the copy
 //     engine adds, in the L2 cache: a thread that loads, adds and stores waits for each load.
+#include "cuda/product_tiles.cuh"
 #include "grouped_tiles.cuh"
-#include "product_tiles.cuh"
 
 namespace ultrascale::ops {
 

@@ -1,5 +1,4 @@
-// The shapes of the balance's operations, checked the same way on both backends. Private to
-// common/cpu and common/cuda.
+// The shapes of the balance's operations, checked the same way on both backends.
 #pragma once
 
 #include "ops_balance.h"

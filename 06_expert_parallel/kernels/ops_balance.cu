@@ -1,7 +1,7 @@
 // The balance of a mixture of experts. Tensors are small, (N, E) at most: a warp, or a thread, for
 // each row or sum, and no two threads add to one number.
-#include "core/ops_balance_checks.h"
-#include "ops_common.cuh"
+#include "cuda/ops_common.cuh"
+#include "ops_balance_checks.h"
 
 namespace ultrascale::ops {
 

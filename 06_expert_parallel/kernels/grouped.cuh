@@ -1,13 +1,12 @@
-// What the kernels of the products in groups share: which group a tile of rows belongs to. Private
-// to common/cuda.
+// What the kernels of the products in groups share: which group a tile of rows belongs to.
 //
 // The counts are on the device only, and the host does not wait for them. A grid has as many tiles
 // of rows as there can be, however the rows are divided: R / tile_rows + G. Blocks walk through
 // them in order; those after the last find nothing to do.
 #pragma once
 
-#include "core/ops_experts_checks.h"
-#include "ops_common.cuh"
+#include "cuda/ops_common.cuh"
+#include "ops_experts_checks.h"
 
 namespace ultrascale::ops {
 

@@ -7,7 +7,7 @@
 // their sum over the experts; it is for sigmoids, while a softmax's are probabilities already.
 #pragma once
 
-#include "tensor.h"
+#include "core/tensor.h"
 
 namespace ultrascale::ops {
 

@@ -1,9 +1,8 @@
-// The products in groups on tensor cores, as both kinds of kernels see them. Private to
-// common/cuda.
+// The products in groups on tensor cores, as both kinds of kernels see them.
 #pragma once
 
+#include "cuda/mma.cuh"
 #include "grouped.cuh"
-#include "mma.cuh"
 
 namespace ultrascale::ops {
 

@@ -1,5 +1,5 @@
 // The operations of a mixture of experts: routing, rows in the order of their experts and back, and
-// matrix products in groups. Part of ops.h, whose conventions hold.
+// matrix products in groups. The conventions of core/ops.h hold.
 //
 //     logits (N, E)
 //       |  router_forward       experts, weights (N, k)
@@ -11,28 +11,12 @@
 // other ranks. There are no atomics: every sum has one order, and the host never waits for counts.
 #pragma once
 
-#include <cmath>
-
-#include "tensor.h"
+#include "core/tensor.h"
+#include "model/router_settings.h"
 
 namespace ultrascale::ops {
 
 // ---- router -------------------------------------------------------------------------------------
-enum class RouterScore { softmax, sigmoid };
-struct RouterSettings {
-    RouterScore score = RouterScore::softmax;
-    int64_t top_k = 2;
-    // The experts form `groups` groups of neighbours. A token chooses only within its best
-    // top_groups groups; a group's score is the sum of its two best experts' (DeepSeek-V3).
-    int64_t groups = 1, top_groups = 1;
-    bool renormalise = true;  // a token's weights are divided by their sum
-    double scaling = 1;       // and multiplied by this
-    // What replaces an expert's score in a group that is not chosen. With 0, as in a well-known
-    // bug, such an expert is chosen before one whose biased score is negative.
-    float masked = -INFINITY;
-
-    bool operator==(const RouterSettings&) const = default;
-};
 // scores (N, E) fp32 = softmax or sigmoid of logits (N, E) fp32; experts (N, k) int32 = those with
 // the k largest scores + bias (E) fp32 (may be empty), best first, of equals the lower index;
 // weights (N, k) fp32 = the scores of these *without* the bias, divided by their sum (+ 1e-20 with
