@@ -81,7 +81,7 @@ class Tree:
         """also: sources that include a replaced header, if they are not compiled anyway."""
         self.settings, self.folder, self.also = settings, BUILT / name, also
         self.links = self.folder / "tree"
-        self.replaced = replaced
+        self.replaced, self.errors = replaced, {}
         BUILT.mkdir(parents=True, exist_ok=True)
         if not (BUILT / "common").is_symlink():  # programs look for ../../common/text.txt
             (BUILT / "common").symlink_to(ROOT / "common")
@@ -132,13 +132,16 @@ class Tree:
             if file.startswith("07_kernels/"):
                 command += [flag for flag in s.simt if flag[:2] in ("-D", "-I")]
         command += ["-MMD", "-MF", str(thing) + ".d", "-c", str(source), "-o", str(thing)]
+        if file in self.errors:
+            raise DoesNotCompile(self.errors[file])
         if not self.is_new(thing, command):
             if self.folder.name == "yours":
                 print(f"compiling {file} with your part ...", flush=True)
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             if done.returncode != 0:
                 thing.unlink(missing_ok=True)
-                raise DoesNotCompile(self.first_error(done.stderr))
+                self.errors[file] = self.first_error(done.stderr)
+                raise DoesNotCompile(self.errors[file])
             thing.with_suffix(".how").write_text(" ".join(command))
         return thing
 
@@ -166,14 +169,13 @@ class Tree:
     def first_error(self, words):
         """The first error: the line of the student's file that leads to it, and the compiler's
         words, which may be about a line of another file."""
-        lines = [re.sub(r"^(In file included )?(from )?\S*/(?=[\w.]+:\d)", "", line)
-                 for line in words.splitlines()]
+        lines = [re.sub(r"(?<!\S)\S*/(?=[\w.]+:\d)", "", line) for line in words.splitlines()]
         errors = [i for i, line in enumerate(lines) if re.search(r"(?<!\w)(fatal )?error: ", line)]
         if not errors:
             return words
         begin, end = errors[0], (errors + [len(lines)])[1]
         until = next((i for i in range(begin + 1, end)
-                      if re.search(r": note: |^In |: In ", lines[i])), end)
+                      if re.search(r": note: |^In |: In |^ +from ", lines[i])), end)
         shown = [line for line in lines[begin:until] if line.strip()]
         for file, text in self.replaced.items():
             name = pathlib.Path(file).name

@@ -20,6 +20,7 @@ import processes  # noqa: E402
 
 SECONDS = 10  # for a run; most take one. On a busy machine up to four times as long:
 BUSY = 0.6  # until it has had this share of the processors for so many seconds
+PEER = 4  # the exit code of a rank that has lost another one
 GIBIBYTES = 3  # of addresses, for a process: MPI reserves more than it uses
 SIGNALS = {signal.SIGSEGV: "an address outside of what it holds (segmentation fault)",
            signal.SIGFPE: "an integer divided by zero (SIGFPE)",
@@ -65,16 +66,16 @@ class Outcome:
             return f"It crashes{on}: {what}{in_function(frames)}."
         if re.search(r"bad_alloc|out of memory|Cannot allocate", self.text):
             return f"It asks for more memory than there is{on}: {self.own_words() or 'bad_alloc'}"
+        if self.ended is not None and self.ended < self.ranks and (
+                self.code == 0 or self.code in (1, PEER) and not self.own_words()):
+            return f"It ends{on} before main() has returned, as by exit(): what it wrote until " \
+                   "then does not count."
         if self.code not in (0, 1) and not self.own_words():
             name = signal_of(self.code)
             return f"It is ended{on} by the signal {name}, and says nothing." if name else \
                 f"It ends{on} with exit code {self.code} and says nothing."
         if self.code not in (0, 1):
             return f"It stops{on}: {self.own_words()}"
-        if self.ended is not None and self.ended < self.ranks and (
-                self.code == 0 or not self.own_words()):
-            return f"It ends{on} before main() has returned, as by exit(): what it wrote until " \
-                   "then does not count."
         return None
 
     def never_ends(self, on):
