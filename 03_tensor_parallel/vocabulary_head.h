@@ -13,6 +13,7 @@
 #pragma once
 
 #include "core/ops.h"
+#include "kernels/ops_cross_entropy_split.h"
 #include "parallel_region.h"
 
 namespace ultrascale {

@@ -22,6 +22,7 @@
 
 #include <cmath>
 
+#include "kernels/ops_attention_merge.h"
 #include "row_order.h"
 #include "zigzag.h"
 

@@ -211,7 +211,7 @@ class Tree:
     def program(self, chapter):
         """A chapter's program. What does not include a replaced file is taken from make's own."""
         real_program(self.settings, chapter)
-        own = [f for f in self.replaced if f.startswith("common/") and f.endswith(".cpp")]
+        own = [f for f in self.replaced if is_in_library(f)]
         if chapter != "07_kernels":
             sources = [*sources_of(chapter), *own]
             return self.link(chapter, [self.where(), *map(self.built, sources)])
@@ -235,13 +235,18 @@ class Tree:
     def tests(self, sources, on_ranks):
         """A test program of these sources (of tests/ or the replaced ones)."""
         make(self.settings, self.settings.library)
-        own = [f for f in self.replaced if f.startswith("common/") and f.endswith(".cpp")]
+        own = [f for f in self.replaced if is_in_library(f)]
         objects = [self.compile(f) for f in [*sources, *own]]
         if on_ranks:
             objects.append(shared_object(self.settings, "classroom/ranks_main.cpp"))
         name = "tests_" + hashlib.sha256(" ".join(sources).encode()).hexdigest()[:8]
         return self.link(name, [self.where(), *objects],
                          ["-lgtest"] if on_ranks else ["-lgtest", "-lgtest_main"])
+
+
+def is_in_library(file):
+    """Whether it is compiled into the library that all chapters share."""
+    return file.endswith(".cpp") and (file.startswith("common/") or "/kernels/" in file)
 
 
 def real_program(settings, chapter):

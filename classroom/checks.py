@@ -19,6 +19,11 @@ LOSS = 1e-4  # by which a loss may differ from the reference's, as sums may have
 one_at_a_time = threading.Lock()  # proof.py grades several at a time; references are shared
 
 
+def neutral(name, text):
+    """A folder from whose name a program cannot tell whether a bug is in it."""
+    return f"{name}/{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
 class Grader:
     """Checks one version of an exercise's file: `text`, in a build of its own called `name`."""
 
@@ -27,12 +32,13 @@ class Grader:
         self.until_wrong = until_wrong
         self.isolated = isolated
         replaced = {exercise.source: text} if exercise.source else {}
-        self.tree = build.Tree(settings, name, replaced, exercise.data.get("compile", ()))
         self.name = name
+        self.tree = build.Tree(settings, neutral(name, text) if exercise.kind == "bug" else name,
+                               replaced, exercise.data.get("compile", ()))
 
     def prepare(self):
         """Compiles what the checks will need."""
-        files = [f for f in self.tree.replaced if f.startswith("common/") and f.endswith(".cpp")]
+        files = [f for f in self.tree.replaced if build.is_in_library(f)]
         for spec in self.exercise.checks:
             if "tests" in spec:
                 files += [self.exercise.source if s == "yours" else s for s in spec["tests"]]
@@ -255,9 +261,9 @@ class Grader:
 
     # ---- the student's test of a bug -------------------------------------------------------------
     def bug(self, spec):
-        """The student's test fails where the bug is in."""
+        """The student's test fails where the bug is in, and passes once more where it is not."""
         file, text = self.exercise.with_bug(spec["bug"])
-        tree = build.Tree(self.settings, self.name + "_bug",
+        tree = build.Tree(self.settings, neutral(self.name, self.text + text),
                           {self.exercise.source: self.text, file: text})
         lines = []
         for ranks in spec.get("ranks", [1]):
@@ -267,6 +273,8 @@ class Grader:
             said = ""
             if not caught:
                 said = outcome.sentence() or "Your test passes although the bug is in the code."
+            elif self.run_tests(self.tree, {"tests": ["yours"], **spec}, ranks).code != 0:
+                caught, said = False, "Run once more, your test fails on the right code, too."
             lines.append(Line(self.on(spec["name"], ranks), bool(caught), "fails",
                               "fails" if caught else "passes", "", said))
         return lines

@@ -79,8 +79,7 @@ def prove(settings, words, graded):
         except Exception as error:  # what breaks in one must not end the others
             return case, False, f"{type(error).__name__}: {error}", time.monotonic() - start
         finally:
-            for folder in (name, name + "_bug"):
-                shutil.rmtree(build.BUILT / folder, ignore_errors=True)
+            shutil.rmtree(build.BUILT / name, ignore_errors=True)
         said = "; ".join([l["said"] for l in result["lines"] if l["said"]] + result["said"])
         compiles = not any("not compile" in s for s in result["said"])
         return (case, result["solved"] == right and compiles and says in said, said,

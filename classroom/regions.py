@@ -94,6 +94,8 @@ def replaced(text, old, new, what):
     """text with the tokens of `old`, which must be there once, replaced by the text `new`."""
     have, wanted = tokens(text), [token for token, *_ in tokens(old)]
     names = [token for token, *_ in have]
+    if not wanted:
+        raise Wrong(f"{what}: there is no code in it, only a comment: {old.strip()}")
     found = [i for i in range(len(names) - len(wanted) + 1) if names[i] == wanted[0]
              and names[i:i + len(wanted)] == wanted]
     if len(found) != 1:

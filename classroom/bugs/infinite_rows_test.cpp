@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "04_context_parallel/kernels/ops_attention_merge.h"
 #include "core/ops.h"
 
 namespace ultrascale {

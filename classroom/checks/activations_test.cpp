@@ -14,6 +14,7 @@ TEST(KeptTensors, AreThirteen) {
         if (term.sbh != 0) sbh.push_back(term.sbh);
         if (term.assb != 0) assb.push_back(term.assb);
     }
+    EXPECT_EQ(gpt_layer_activations().size(), 13) << "one entry a tensor";
     std::ranges::sort(sbh), std::ranges::sort(assb);
     EXPECT_EQ(sbh, (std::vector<double>{1, 1, 2, 2, 2, 2, 4, 4, 8, 8})) << "in units of s b h";
     EXPECT_EQ(assb, (std::vector<double>{1, 2, 2})) << "in units of a s^2 b";

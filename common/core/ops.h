@@ -149,17 +149,6 @@ void attention_backward(const OpenDq& open, int64_t b, int64_t first, Tensor dk,
                         const AttentionMask& mask, bool add_dkv);
 // dq (B, T, H, D), fp32 or 16 bits, becomes the sum, plus `addend` (fp32) if there is one.
 void close_dq(Tensor dq, const OpenDq& open, const Tensor& addend = {});
-// Merges what the same queries give with another block of keys, o_block (B, Tb, H, D) and lse_block
-// (B, H, Tb) fp32, into o (B, T, H, D) and lse (B, H, T) fp32; the block's queries are rows first
-// .. first + Tb - 1 of each sequence, and the others stay as they are. With share =
-// sigmoid(lse_block - lse), the block's part of the sum of all exponentials so far:
-//   o += share * (o_block - o)      lse += softplus(lse_block - lse)
-// o and o_block may each be fp32 or 16 bits (o in 16 bits is rounded at every merge). Where lse is
-// -infinity, no key has been seen so far: o may be uninitialised there and becomes the block's, or
-// zero if lse_block is -infinity, too. Elsewhere an lse_block of -infinity changes nothing.
-void attention_merge(Tensor o, Tensor lse, const Tensor& o_block, const Tensor& lse_block,
-                     int64_t first = 0);
-
 // The naive way, with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output and
 // the backward's input.
 void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k,
@@ -186,16 +175,6 @@ void swiglu_backward(Tensor dgate_up, Tensor dout_to_out, const Tensor& gate_up,
 inline constexpr int32_t ignored_target = -100;
 void cross_entropy(Tensor losses, Tensor logits, const Tensor& targets /* (N) int32 */,
                    float dscale);
-
-// The same with the vocabulary split over ranks: each has only the logits (N, V') of the V' tokens
-// from first_token on. stats (3, N) fp32, for each row: the largest logit; the sum of exp(logit -
-// largest); the target's logit, or 0 if the target is not in this shard.
-void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets,
-                           int64_t first_token);
-// all_stats (n, 3, N): the stats of all n shards. Losses and, with dscale, gradients as above. An
-// ignored target gives 0 for both; a target in no shard gives NaN or a wrong loss.
-void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats,
-                           const Tensor& targets, int64_t first_token, float dscale);
 
 // ---- optimizer ----------------------------------------------------------------------------------
 struct AdamWSettings {

@@ -36,21 +36,4 @@ inline void check_gradients(const Tensor& dq, const Tensor& dk, const Tensor& dv
           "attention_backward: what is added to dq is fp32 (B, Tq, H, D)");
 }
 
-struct MergeSizes {
-    int64_t B, T, Tb, H, D;
-};
-inline MergeSizes merge_sizes(const Tensor& o, const Tensor& lse, const Tensor& o_block,
-                              const Tensor& lse_block, int64_t first) {
-    check(o.shape().size() == 4 && o_block.shape().size() == 4,
-          "attention_merge: o is (B, T, H, D), o_block (B, Tb, H, D)");
-    const MergeSizes n = {o.size(0), o.size(1), o_block.size(1), o.size(2), o.size(3)};
-    check(o_block.shape() == Shape({n.B, n.Tb, n.H, n.D}),
-          "attention_merge: o_block is (B, Tb, H, D)");
-    check(lse.numel() == n.B * n.H * n.T && lse_block.numel() == n.B * n.H * n.Tb,
-          "attention_merge: lse is (B, H, T), lse_block (B, H, Tb)");
-    check(first >= 0 && first + n.Tb <= n.T,
-          "attention_merge: the block's queries are rows first .. first + Tb - 1 of o");
-    return n;
-}
-
 }  // namespace ultrascale::ops

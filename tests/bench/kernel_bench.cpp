@@ -11,6 +11,7 @@
 #include <functional>
 #include <set>
 
+#include "04_context_parallel/kernels/ops_attention_merge.h"
 #include "comm/comm.h"
 #include "core/device.h"
 #include "core/median_seconds.h"

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include "04_context_parallel/kernels/ops_attention_merge.h"
 #include "attention_reference.h"
 #include "core/device.h"
 

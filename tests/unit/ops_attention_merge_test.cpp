@@ -1,5 +1,7 @@
 // The merge of attention over several blocks of keys, against double precision: up to 64 blocks,
 // rows that see no key, log-sum-exps far apart, and blocks of some of the queries.
+#include "04_context_parallel/kernels/ops_attention_merge.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>

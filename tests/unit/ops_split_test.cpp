@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "03_tensor_parallel/kernels/ops_cross_entropy_split.h"
 #include "core/ops.h"
 #include "tests/test_util.h"
 

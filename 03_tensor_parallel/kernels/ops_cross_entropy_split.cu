@@ -1,7 +1,8 @@
 // Softmax cross-entropy over a vocabulary that is split over ranks. Each block handles a row.
 // `partial` reads the logits once, maximum and sum together (online softmax: Milakov & Gimelshein
 // 2018, https://arxiv.org/abs/1805.02867); `combine` reads and writes them once.
-#include "ops_common.cuh"
+#include "cuda/ops_common.cuh"
+#include "ops_cross_entropy_split.h"
 
 namespace ultrascale::ops {
 

@@ -1,8 +1,8 @@
 // Merges attention over another block of keys into attention over those before (ops.h). It is
 // memory-bound: in fp32 it moves 12 bytes per element (o read and written, the block read), and
 // where the block is bf16 10.
-#include "core/ops_attention.h"
 #include "cuda/ops_common.cuh"
+#include "ops_attention_merge.h"
 
 namespace ultrascale::ops {
 

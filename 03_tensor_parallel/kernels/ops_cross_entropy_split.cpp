@@ -1,6 +1,8 @@
 // Softmax cross-entropy over a vocabulary that is split over ranks: a rank's statistics of each
 // row, and the loss and gradient from those of all ranks.
-#include "ops_common.h"
+#include "ops_cross_entropy_split.h"
+
+#include "cpu/ops_common.h"
 
 namespace ultrascale::ops {
 

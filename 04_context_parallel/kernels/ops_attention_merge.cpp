@@ -1,6 +1,7 @@
 // Merges attention over another block of keys into attention over those before (ops.h).
-#include "core/ops_attention.h"
-#include "ops_common.h"
+#include "ops_attention_merge.h"
+
+#include "cpu/ops_common.h"
 
 namespace ultrascale::ops {
 
