@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import threading
 
 import build
@@ -31,10 +32,12 @@ class Grader:
         self.settings, self.exercise, self.text = settings, exercise, text
         self.until_wrong = until_wrong
         self.isolated = isolated
-        replaced = {exercise.source: text} if exercise.source else {}
         self.name = name
+        if exercise.kind == "bug" and not (build.BUILT / neutral(name, text)).exists():
+            shutil.rmtree(build.BUILT / name, ignore_errors=True)  # of another text
         self.tree = build.Tree(settings, neutral(name, text) if exercise.kind == "bug" else name,
-                               replaced, exercise.data.get("compile", ()))
+                               {exercise.source: text} if exercise.source else {},
+                               exercise.data.get("compile", ()))
 
     def prepare(self):
         """Compiles what the checks will need."""

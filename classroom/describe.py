@@ -36,9 +36,9 @@ class Exercise:
         """The file in the repository that has the markers; none where numbers are asked for."""
         if self.kind not in ("code", "bug"):
             return None
-        if self.id not in regions.places():
+        if self.id not in regions.marked_files():
             raise Wrong(f"{self.id}: no source has its markers")
-        return regions.places()[self.id]
+        return regions.marked_files()[self.id]
 
     @property
     def name(self):

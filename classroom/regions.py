@@ -67,7 +67,7 @@ class Region:
 
 
 @functools.cache
-def places():
+def marked_files():
     """Of each exercise that has markers the file, relative to the repository."""
     found = {}
     for folder in sorted(p for p in ROOT.glob("*")

@@ -1,13 +1,13 @@
-// The loss of a vocabulary that is split over ranks: what tensor parallelism's output head computes.
-// The conventions of core/ops.h hold.
+// The loss of a vocabulary that is split over ranks, which tensor parallelism's output head
+// computes. The conventions of core/ops.h hold.
 #pragma once
 
 #include "core/ops.h"
 
 namespace ultrascale::ops {
 
-// Cross-entropy (core/ops.h) with the vocabulary split over ranks: each has only the logits (N, V') of the V' tokens
-// from first_token on. stats (3, N) fp32, for each row: the largest logit; the sum of exp(logit -
+// Cross-entropy (core/ops.h) of which each rank has only the logits (N, V') of the V' tokens from
+// first_token on. stats (3, N) fp32, for each row: the largest logit; the sum of exp(logit -
 // largest); the target's logit, or 0 if the target is not in this shard.
 void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets,
                            int64_t first_token);

@@ -1,10 +1,10 @@
 // Exercise 08.2: growth intervals that the loss scale's own tests do not have, and what comes after
 // the first growth.
+#include "08_mixed_precision/loss_scale.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
-
-#include "08_mixed_precision/loss_scale.h"
 
 namespace ultrascale {
 namespace {
@@ -13,8 +13,7 @@ namespace {
 double after(LossScale& scale, int steps, float gradient) {
     const Tensor one =
         Tensor::from_host<float>(std::vector<float>{gradient}, {1}, Memory::workspace);
-    for (int i = 0; i < steps; ++i)
-        scale.agree({{one}}, Communicator::world()), scale.end_step(i);
+    for (int i = 0; i < steps; ++i) scale.agree({{one}}, Communicator::world()), scale.end_step(i);
     return scale.scale();
 }
 

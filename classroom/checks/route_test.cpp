@@ -1,10 +1,10 @@
 // Exercises 06.1, 06.2 and 06.3: a token's route by hand, where the router's own tests do not look:
-// the choices that were compared, no bias, groups of one expert, ties, another scaling, scores of 0.
+// the choices that were compared, no bias, groups of one expert, ties, another scaling, zeros.
+#include "06_expert_parallel/route.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
-
-#include "06_expert_parallel/route.h"
 
 namespace ultrascale {
 namespace {
@@ -17,8 +17,8 @@ const std::vector<float> logits{1, -1, 2, 0, 0.5f, -2}, bias{0.25f, -0.5f, 0, 0.
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 
 TEST(RouteByHand, ChoosesOnScoresAndBias) {
-    const Route route = route_token(logits, bias, {.score = RouterScore::sigmoid, .top_k = 2,
-                                                   .scaling = 1.5});
+    const Route route =
+        route_token(logits, bias, {.score = RouterScore::sigmoid, .top_k = 2, .scaling = 1.5});
     ASSERT_EQ(route.choice.size(), 6u);
     for (size_t e = 0; e < 6; ++e) {
         EXPECT_NEAR(route.scores[e], sigmoid(double(logits[e])), 1e-12) << "score " << e;
@@ -38,8 +38,8 @@ TEST(RouteByHand, WithoutABias) {
 }
 
 TEST(RouteByHand, WhatIsHiddenIsMinusInfinity) {
-    const Route route = route_token(logits, bias, {.score = RouterScore::sigmoid, .top_k = 2,
-                                                   .groups = 3, .top_groups = 1});
+    const Route route = route_token(
+        logits, bias, {.score = RouterScore::sigmoid, .top_k = 2, .groups = 3, .top_groups = 1});
     ASSERT_EQ(route.choice.size(), 6u);
     for (const size_t e : {0, 1, 4, 5}) EXPECT_EQ(route.choice[e], -INFINITY) << "choice " << e;
     EXPECT_NEAR(route.choice[3], 1.25, 1e-12);
@@ -88,9 +88,9 @@ TEST(GradientByHand, OfTwoOfFourScores) {
     const std::vector<double> scores{0.5, 0.25, 0.125, 0.125}, dweights{1, -2};
     expect_near(gradient(scores, {2, 0}, dweights, {.top_k = 2, .scaling = 1.5}),
                 {-1.44, 0, 5.76, 0});
-    expect_near(gradient(scores, {2, 0}, dweights,
-                         {.top_k = 2, .renormalise = false, .scaling = 1.5}),
-                {-3, 0, 1.5, 0});
+    expect_near(
+        gradient(scores, {2, 0}, dweights, {.top_k = 2, .renormalise = false, .scaling = 1.5}),
+        {-3, 0, 1.5, 0});
 }
 
 TEST(GradientByHand, OfScoresThatAreAllZero) {
