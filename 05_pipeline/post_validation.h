@@ -62,8 +62,8 @@ public:
     bool confirm() {
         if (!step_) return false;
         works_.clear();
-        copy_async(host_, all_, up());
-        up().synchronize();  // the host waits for the numbers, but not for the device's work
+        copy_async(host_, all_, stream_);
+        stream_.synchronize();  // the host waits for the numbers, but not for the device's work
         const double* const parts = host_.as<double>();
         double squared = 0, loss = 0;
         for (int r = 0; r < pp_.size(); ++r) squared += parts[2 * r], loss += parts[2 * r + 1];
@@ -124,33 +124,31 @@ private:
             Tensor::empty(part.tensor.shape(), part.tensor.dtype(), Memory::optimizer));
     }
 
-    // Down the ranks, each of which adds its part, and up again, on streams of their own.
+    // Down the ranks, each of which adds its part, and up again, on a stream of their own. One for
+    // both directions, as what goes up needs what has come down: an event of another stream would
+    // know nothing of a message that comes through the host because ranks share a GPU.
     void send_parts(const Tensor& own, const Tensor& loss) {
         const int rank = pp_.rank(), last = pp_.size() - 1;
         const Tensor parts = Tensor::zeros({slots()}, DType::fp64, Memory::workspace);
         ops::copy(parts.slice(2 * rank, 2 * rank + 1), own);
         ops::copy(parts.slice(2 * rank + 1, 2 * rank + 2), loss);
-        if (rank > 0) works_.push_back(down_group_.recv(parts.slice(0, 2 * rank), rank - 1, down_));
+        if (rank > 0)
+            works_.push_back(down_group_.recv(parts.slice(0, 2 * rank), rank - 1, stream_));
         if (rank < last)
-            works_.push_back(down_group_.send(parts.slice(0, 2 * rank + 2), rank + 1, down_));
+            works_.push_back(down_group_.send(parts.slice(0, 2 * rank + 2), rank + 1, stream_));
         const Tensor all =
             rank == last ? parts : Tensor::empty({slots()}, DType::fp64, Memory::workspace);
-        if (rank < last) works_.push_back(up_group_.recv(all, rank + 1, up()));
-        up().wait(compute_stream().record());  // also with one rank, which sends nothing
-        if (rank > 0) works_.push_back(up_group_.send(all, rank - 1, up()));
+        if (rank < last) works_.push_back(up_group_.recv(all, rank + 1, stream_));
+        if (rank > 0) works_.push_back(up_group_.send(all, rank - 1, stream_));
         all_ = all;
     }
-    // The last rank has all parts once they have come down: it sends them up on the same stream.
-    // (An event of the one, on which the other waits, would not do: it knows nothing of a message
-    // that comes through the host because ranks share a GPU.)
-    Stream& up() { return pp_.rank() == pp_.size() - 1 ? down_ : up_; }
 
     Pipeline& pipeline_;
     const Communicator& pp_;
     AdamW& optimizer_;
     double clip_;
     Communicator down_group_, up_group_;
-    Stream down_{"norm down"}, up_{"norm up"};
+    Stream stream_{"norm"};
     Tensor host_, all_;  // the parts of the former step's norm, and its loss
     std::vector<Work> works_;
     std::vector<Tensor> places_, copies_;
