@@ -181,7 +181,7 @@ class Tree:
             name = pathlib.Path(file).name
             if shown[0].startswith(name + ":"):
                 return "\n".join(shown)
-            for line in lines[:begin] + lines[begin:end]:
+            for line in lines[:end]:
                 if found := re.match(rf"\s*{re.escape(name)}:(\d+)", line):
                     code = text.splitlines()[int(found[1]) - 1].strip()
                     return "\n".join([f"{name}:{found[1]}: {code}", *shown])
@@ -215,7 +215,6 @@ class Tree:
         if chapter != "07_kernels":
             sources = [*sources_of(chapter), *own]
             return self.link(chapter, [self.where(), *map(self.built, sources)])
-        make(self.settings, self.settings.kernel_objects)
         own = [f for f in [*self.replaced, *self.also] if f.endswith(".cu")]
         others = [thing for thing in self.settings.kernel_objects
                   if re.sub(r"^build/cpu/obj/", "", thing).removesuffix(".o") + ".cu" not in own]

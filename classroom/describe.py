@@ -82,16 +82,17 @@ class Exercise:
         """What of a student's file is graded: (the file with it, what the student should know).
 
         Only the marked part is taken, and put into the chapter's own file."""
+        if self.kind == "predict":
+            read_answers(text, self.numbers)  # must be numbers
         if self.kind not in ("code", "bug"):
             return text, ""
         theirs = regions.Region(text, self.id, self.name)
         if why := regions.refusal(theirs.part, theirs.line() + 1):
             raise Wrong(f"{self.name}: {why}")
-        ours = regions.Region(self.start(), self.id, self.name)
         said = ""
-        for begin, have, want in ((1, theirs.before, ours.before),
+        for begin, have, want in ((1, theirs.before, self.region.before),
                                   (theirs.line() + theirs.part.count("\n") + 2, theirs.after,
-                                   ours.after)):
+                                   self.region.after)):
             if [l.split() for l in have] != [l.split() for l in want]:
                 i = next((i for i, (a, b) in enumerate(zip(have, want)) if a.split() != b.split()),
                          min(len(have), len(want)))
@@ -123,8 +124,8 @@ class Exercise:
 
     def with_bug(self, bug):
         """(file, its text): other people's bug in ours."""
-        return regions.replaced_somewhere(self.data.get("bug_in", [self.chapter, "common"]),
-                                          bug["replace"], bug["by"], f"{self.id}: the bug")
+        return regions.replaced_somewhere([self.chapter, "common"], bug["replace"], bug["by"],
+                                          f"{self.id}: the bug")
 
 
 def read_answers(text, numbers):
@@ -149,6 +150,7 @@ def all_exercises():
 
 
 def exercise(wanted):
-    if not re.fullmatch(r"\w+\.\w+", wanted) or not (DESCRIPTIONS / f"{wanted}.toml").exists():
+    path = DESCRIPTIONS / f"{wanted}.toml"
+    if not re.fullmatch(r"\w+\.\w+", wanted) or not path.exists():
         raise Wrong(f"there is no exercise {wanted}; make exercise without EX lists them")
-    return Exercise(DESCRIPTIONS / f"{wanted}.toml")
+    return Exercise(path)

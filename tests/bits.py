@@ -19,6 +19,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "classroom"))
+import limits  # noqa: E402  (found through the line above)
+
 KNOWN = pathlib.Path(__file__).with_name("bits.json")
 COMMON = "--layers 3 --seq 32 --steps 3 --no-verify --peak-tflops 1"
 RUNS = [  # ranks, chapter, arguments
@@ -59,15 +62,15 @@ def run(build, mpirun, ranks, chapter, arguments, environment):
         done = subprocess.run(words, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{chapter} {arguments} failed:\n{done.stdout}{done.stderr}")
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    summary = rows[-1]["summary"]
+        said = limits.read_json(file)
+    summary = said["summary"]
     core = re.search(r"^Core: (.*)", done.stderr + done.stdout, re.MULTILINE)
     memory = [{name: bytes["measured"] for name, bytes in of_rank.items()}
               for of_rank in summary.get("memory_by_rank", [summary["memory"]])]
     calls = {name: [c["calls"], c["tensor_bytes"], c["sent_bytes"]]
              for name, c in summary.get("communication", {}).items()}
-    return {"losses": digest([row["loss"] for row in rows[:-1]]),
-            "norms": digest([row["grad_norm"] for row in rows[:-1]]),
+    return {"losses": digest([step["loss"] for step in said["steps"]]),
+            "norms": digest([step["grad_norm"] for step in said["steps"]]),
             "memory": digest(memory), "calls": digest(calls)}, core[1] if core else "another BLAS"
 
 

@@ -40,9 +40,8 @@ RowStats combined(const float* stats, int64_t n, int64_t N) {
 
 void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets,
                            int64_t first_token) {
-    const int64_t N = targets.numel(), V = logits.cols();
-    check(logits.numel() == N * V && stats.numel() == 3 * N,
-          "cross_entropy_partial: logits (N, V'), targets (N), stats (3, N)");
+    const SplitSizes sizes = partial_sizes(stats, logits, targets);
+    const int64_t N = sizes.N, V = sizes.V;
     OpSpan span("cross_entropy_partial", 3.0 * double(N * V), bytes_of(logits, stats, targets));
     const int32_t* target = targets.as<int32_t>();
     float* out = stats.as<float>();
@@ -60,11 +59,8 @@ void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& tar
 
 void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats,
                            const Tensor& targets, int64_t first_token, float dscale) {
-    const int64_t N = targets.numel(), V = logits.cols();
-    check(
-        logits.numel() == N * V && losses.numel() == N && N > 0 && all_stats.numel() % (3 * N) == 0,
-        "cross_entropy_combine: logits (N, V'), losses and targets (N), all_stats (n, 3, N)");
-    const int64_t n_shards = all_stats.numel() / (3 * N);
+    const SplitSizes sizes = combine_sizes(losses, logits, all_stats, targets);
+    const int64_t N = sizes.N, V = sizes.V;
     OpSpan span("cross_entropy_combine", dscale != 0 ? 3.0 * double(N * V) : 0,
                 bytes_of(losses, all_stats, targets) + (dscale != 0 ? 2 * bytes_of(logits) : 0));
     const int32_t* target = targets.as<int32_t>();
@@ -80,7 +76,7 @@ void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats
                 if (dscale != 0) std::fill(row, row + V, T(0.0f));
                 continue;
             }
-            const RowStats all = combined(stats + n, n_shards, N);
+            const RowStats all = combined(stats + n, sizes.shards, N);
             const float at_target = all.at_target - all.highest;
             loss[n] = std::log(all.sum) - at_target;
             if (dscale == 0) continue;

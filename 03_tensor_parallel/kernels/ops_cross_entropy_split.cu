@@ -88,9 +88,8 @@ __global__ void __launch_bounds__(threads)
 
 void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& targets,
                            int64_t first_token) {
-    const int64_t N = targets.numel(), V = logits.cols();
-    check(logits.numel() == N * V && stats.numel() == 3 * N,
-          "cross_entropy_partial: logits (N, V'), targets (N), stats (3, N)");
+    const SplitSizes sizes = partial_sizes(stats, logits, targets);
+    const int64_t N = sizes.N, V = sizes.V;
     OpSpan span("cross_entropy_partial", 3.0 * double(N * V), bytes_of(logits, stats, targets));
     with_type(logits.dtype(), [&]<class T>(T) {
         const auto start = [&](auto kernel) {
@@ -104,17 +103,15 @@ void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& tar
 
 void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats,
                            const Tensor& targets, int64_t first_token, float dscale) {
-    const int64_t N = targets.numel(), V = logits.cols();
-    check(
-        logits.numel() == N * V && losses.numel() == N && N > 0 && all_stats.numel() % (3 * N) == 0,
-        "cross_entropy_combine: logits (N, V'), losses and targets (N), all_stats (n, 3, N)");
+    const SplitSizes sizes = combine_sizes(losses, logits, all_stats, targets);
+    const int64_t N = sizes.N, V = sizes.V;
     OpSpan span("cross_entropy_combine", dscale != 0 ? 3.0 * double(N * V) : 0,
                 bytes_of(losses, all_stats, targets) + (dscale != 0 ? 2 * bytes_of(logits) : 0));
     with_type(logits.dtype(), [&]<class T>(T) {
         const auto start = [&](auto kernel) {
             LAUNCH(kernel, unsigned(N), threads, 0)
             (losses.as<float>(), data<T>(logits), all_stats.as<float>(), targets.as<int32_t>(),
-             first_token, dscale, int(all_stats.numel() / (3 * N)), N, V);
+             first_token, dscale, int(sizes.shards), N, V);
         };
         packs_fit<T>(V, {logits.data()}) ? start(combine_rows<pack_size<T>, T>)
                                          : start(combine_rows<1, T>);

@@ -16,4 +16,23 @@ void cross_entropy_partial(Tensor stats, const Tensor& logits, const Tensor& tar
 void cross_entropy_combine(Tensor losses, Tensor logits, const Tensor& all_stats,
                            const Tensor& targets, int64_t first_token, float dscale);
 
+// What both backends check.
+struct SplitSizes {
+    int64_t N, V, shards;
+};
+inline SplitSizes partial_sizes(const Tensor& stats, const Tensor& logits, const Tensor& targets) {
+    const int64_t N = targets.numel(), V = logits.cols();
+    check(logits.numel() == N * V && stats.numel() == 3 * N,
+          "cross_entropy_partial: logits (N, V'), targets (N), stats (3, N)");
+    return {N, V, 1};
+}
+inline SplitSizes combine_sizes(const Tensor& losses, const Tensor& logits, const Tensor& all_stats,
+                                const Tensor& targets) {
+    const int64_t N = targets.numel(), V = logits.cols();
+    check(
+        logits.numel() == N * V && losses.numel() == N && N > 0 && all_stats.numel() % (3 * N) == 0,
+        "cross_entropy_combine: logits (N, V'), losses and targets (N), all_stats (n, 3, N)");
+    return {N, V, all_stats.numel() / (3 * N)};
+}
+
 }  // namespace ultrascale::ops

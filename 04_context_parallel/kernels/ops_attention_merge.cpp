@@ -1,4 +1,4 @@
-// Merges attention over another block of keys into attention over those before (ops.h).
+// Merges attention over another block of keys into attention over those before.
 #include "ops_attention_merge.h"
 
 #include "cpu/ops_common.h"

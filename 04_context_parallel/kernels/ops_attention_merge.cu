@@ -1,4 +1,4 @@
-// Merges attention over another block of keys into attention over those before (ops.h). It is
+// Merges attention over another block of keys into attention over those before. It is
 // memory-bound: in fp32 it moves 12 bytes per element (o read and written, the block read), and
 // where the block is bf16 10.
 #include "cuda/ops_common.cuh"

@@ -149,6 +149,7 @@ void attention_backward(const OpenDq& open, int64_t b, int64_t first, Tensor dk,
                         const AttentionMask& mask, bool add_dkv);
 // dq (B, T, H, D), fp32 or 16 bits, becomes the sum, plus `addend` (fp32) if there is one.
 void close_dq(Tensor dq, const OpenDq& open, const Tensor& addend = {});
+
 // The naive way, with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output and
 // the backward's input.
 void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k,
