@@ -82,7 +82,7 @@ CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # Under a sanitizer operations get -O1 and the rest -O0.
 KERNELS  := $(wildcard 0*/kernels)
 OPERATIONS := common/cpu/ops_% common/core/ops_% $(KERNELS:=/ops_%)
-FREQUENT := $(addprefix common/,core/% comm/% cpu/% cuda/% model/% simt/%) 07_kernels/% \
+FREQUENT := $(addprefix common/,core/% comm/% cpu/% cuda/% model/% emulator/%) 07_kernels/% \
             $(KERNELS:=/%) 09_5d_parallel/planner.cpp tests/bench/%
 OPS_TESTS := tests/unit/ops_%
 TESTS    := tests/unit/% tests/ranks/% tests/chapters/% tests/gtest_precompiled.h
@@ -121,22 +121,23 @@ else
 LDLIBS   += -lopenblas
 endif
 
-# Kernels without a GPU (common/simt): g++ compiles them against stand-ins for CUDA's headers and
-# instruments each load and store. Struct copies stay whole and basic blocks are not duplicated, so
-# that the reported loads and stores are those that a GPU's compiler would make.
+# Kernels without a GPU (common/emulator): g++ compiles them against stand-ins for CUDA's headers
+# and instruments each load and store. Struct copies stay whole and basic blocks are not
+# duplicated, so that the reported loads and stores are those that a GPU's compiler would make.
 ifneq ($(BACKEND),cuda)
-SIMT_CPPFLAGS := -DULTRASCALE_SIMT -Icommon/simt/include
+SIMT_CPPFLAGS := -DULTRASCALE_SIMT -Icommon/emulator/include
 SIMT_FLAGS := -O1 -fno-tree-sra -fno-thread-jumps -Wno-unknown-pragmas -fsanitize=thread \
               --param tsan-instrument-func-entry-exit=0
-EXECUTOR_SOURCES := $(wildcard common/simt/*.cpp) common/simt/device.cu
+EXECUTOR_SOURCES := $(wildcard common/emulator/*.cpp) common/emulator/device.cu
 endif
-SHARED_ROOMS := $(addprefix common/,core model comm comm/mpi files report train)
+SHARED_ROOMS := $(addprefix common/,core model comm comm/mpi files train lab/*)
 BACKEND_ROOMS := $(if $(filter cuda,$(BACKEND)),\
                    common/cuda common/cuda/attention common/comm/nccl,common/cpu)
 # An operation of one chapter lies in its kernels/, for the CPU as .cpp and for CUDA as .cu.
 ifeq ($(BACKEND),simt)
-COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) common/simt/*.cu common/cuda/ops_*.cu \
-                    common/cuda/attention/ops_*.cu $(KERNELS:=/ops_*.cu) $(KERNELS:=/simt/*.cu)) \
+COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) common/emulator/*.cu common/cuda/ops_*.cu \
+                    common/cuda/attention/ops_*.cu $(KERNELS:=/ops_*.cu) \
+                    $(KERNELS:=/emulator/*.cu)) \
                   $(EXECUTOR_SOURCES) \
                   $(patsubst %,common/cpu/%.cpp,device stream comm ops_matmul ops_matmul_fp8)
 else
@@ -149,14 +150,14 @@ endif
 # a backend, or include mpi.h, which differs between MPI implementations. Only these get the flags
 # for either, so that no other source can come to depend on them. simt takes its CPU sources from
 # the CPU backend's objects.
-BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/comm/nccl/% common/simt/% 07_kernels/% \
-                   $(KERNELS:=/%) \
+BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/comm/nccl/% common/emulator/% \
+                   07_kernels/% $(KERNELS:=/%) \
                    $(if $(filter simt,$(BACKEND)),tests/%)
-MPI_SOURCES := common/comm/%.cpp common/cpu/comm.cpp common/cuda/%.cpp tests/faults/%.cpp \
+MPI_SOURCES := common/comm/%.cpp common/cpu/comm.cpp tests/faults/%.cpp \
                $(patsubst %,tests/ranks/%_test.cpp,card_bytes comm comm_mailbox comm_sent \
                  comm_split comm_symmetric ring_all_reduce slow_links)
 OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
-OF_CPU    := $(if $(filter simt,$(BACKEND)),common/cpu/% common/simt/%.cpp)
+OF_CPU    := $(if $(filter simt,$(BACKEND)),common/cpu/% common/emulator/%.cpp)
 SHARED    := $(if $(SANITIZE),$(OF_BACKEND),build)
 objects_in = $(patsubst %,$(1)/obj/%.o,$(basename $(2)))
 objects   = $(call objects_in,$(BUILD),$(filter $(OF_MPI),$(1))) \

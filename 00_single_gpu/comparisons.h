@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/random.h"
-#include "report/estimate.h"
-#include "train/measure.h"
+#include "lab/measure/measure.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale {
 

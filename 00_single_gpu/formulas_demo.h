@@ -4,8 +4,8 @@
 
 #include "batch_size.h"
 #include "formulas.h"
-#include "report/estimate.h"
-#include "report/report.h"
+#include "lab/predict/estimate.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

@@ -13,8 +13,8 @@
 
 #include <algorithm>
 
+#include "lab/predict/estimate.h"
 #include "model/llama.h"
-#include "report/estimate.h"
 
 namespace ultrascale {
 

@@ -17,10 +17,10 @@
 #include <algorithm>
 
 #include "core/device.h"
-#include "core/median_seconds.h"
 #include "core/ops.h"
-#include "report/cli.h"
-#include "report/report.h"
+#include "lab/report/median_seconds.h"
+#include "lab/options/cli.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

@@ -19,9 +19,9 @@
 #include <map>
 
 #include "core/trace.h"
+#include "lab/predict/estimate.h"
+#include "lab/report/report.h"
 #include "model/parts.h"
-#include "report/estimate.h"
-#include "report/report.h"
 
 namespace ultrascale {
 

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
+#include "lab/pictures/charts.h"
 #include "memory_anatomy.h"
-#include "report/charts.h"
 
 namespace ultrascale {
 

@@ -4,7 +4,7 @@
 #include "batch_size.h"
 #include "comm/comm.h"
 #include "fresh_gradients.h"
-#include "report/cli.h"
+#include "lab/options/cli.h"
 #include "seq_ramp.h"
 #include "train/run.h"
 

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "lab/predict/estimate.h"
 #include "ramp.h"
-#include "report/estimate.h"
 #include "train/data.h"
 
 namespace ultrascale {

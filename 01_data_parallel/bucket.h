@@ -32,9 +32,9 @@ public:
             Parameter* parameter = (--it)->get();
             begin -= parameter->local_numel();
             members.push_back(parameter);
-            const Communicator& group = mesh.data_group(*parameter);
+            const Communicator& group = data_group(mesh, *parameter);
             const bool others =
-                it == parameters.begin() || &mesh.data_group(**std::prev(it)) != &group;
+                it == parameters.begin() || &data_group(mesh, **std::prev(it)) != &group;
             if (end - begin < full && !others) continue;
             for (Parameter* member : members) bucket_of_[member] = buckets_.size();
             buckets_.push_back({{begin, end}, group, int(members.size()), int(members.size())});

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "core/median_seconds.h"
+#include "lab/report/median_seconds.h"
 
 namespace ultrascale {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

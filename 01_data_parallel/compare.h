@@ -16,10 +16,10 @@
 #include <functional>
 #include <vector>
 
-#include "core/median_seconds.h"
+#include "lab/measure/measure.h"
+#include "lab/report/median_seconds.h"
 #include "pictures.h"
 #include "syncs.h"
-#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -29,10 +29,10 @@
 
 #include "comm/comm.h"
 #include "core/ops.h"
+#include "lab/predict/estimate.h"
+#include "lab/report/report.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
-#include "report/estimate.h"
-#include "report/report.h"
 #include "train/gradients.h"
 #include "train/step.h"
 

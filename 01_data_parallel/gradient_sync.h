@@ -15,8 +15,8 @@
 
 #include "comm/comm.h"
 #include "core/trace.h"
+#include "lab/report/report.h"
 #include "model/llama.h"
-#include "report/report.h"
 #include "train/gradients.h"
 
 namespace ultrascale {
@@ -38,7 +38,7 @@ public:
 protected:
     void add_one_all_reduce_each(Prediction& prediction, DType gradients) const {
         for (const auto& parameter : parameters_)
-            prediction.communication.add(mesh_.data_group(*parameter), Collective::all_reduce, 1,
+            prediction.communication.add(data_group(mesh_, *parameter), Collective::all_reduce, 1,
                                          parameter->local_numel() * dtype_bytes(gradients));
     }
     ParameterList& parameters_;

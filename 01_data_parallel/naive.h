@@ -18,7 +18,7 @@ public:
         parameters_.check_complete();
         for (const auto& parameter : parameters_) {
             const TraceName name(TraceName::whole, parameter->name);
-            mesh_.data_group(*parameter).all_reduce(parameter->grad);
+            data_group(mesh_, *parameter).all_reduce(parameter->grad);
         }
         sum_besides(parameters_, mesh_);
     }

@@ -21,7 +21,7 @@ public:
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         const TraceName name(TraceName::whole, parameter.name);
-        const Communicator& group = mesh_.data_group(parameter);
+        const Communicator& group = data_group(mesh_, parameter);
         under_way_.push_back(group.all_reduce(parameter.grad, Reduce::sum, communication_stream()));
     }
     void finish() override {

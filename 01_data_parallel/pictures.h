@@ -12,7 +12,7 @@
 
 #include "collectives_demo.h"
 #include "core/trace.h"
-#include "report/charts.h"
+#include "lab/pictures/charts.h"
 #include "syncs.h"
 
 namespace ultrascale {

@@ -26,7 +26,7 @@
 #include <string>
 
 #include "core/error.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

@@ -1,8 +1,8 @@
 // What a rank holds and sends in a run, by formula.
 #pragma once
 
+#include "lab/predict/estimate.h"
 #include "options.h"
-#include "report/estimate.h"
 #include "train/run.h"
 
 namespace ultrascale {

@@ -17,7 +17,7 @@
 #pragma once
 
 #include "bucket.h"
-#include "train/verify.h"
+#include "lab/verify/verify.h"
 
 namespace ultrascale {
 

@@ -17,8 +17,8 @@
 #pragma once
 
 #include "call_times.h"
+#include "lab/measure/measure.h"
 #include "ring_all_reduce.h"
-#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -15,7 +15,7 @@ public:
     RingSync(ParameterList& parameters, const Mesh& mesh, RingDirections directions)
         : GradientSync(parameters, mesh), directions_(directions) {
         for (const auto& parameter : parameters)
-            check(&mesh.data_group(*parameter) == &ranks_,
+            check(&data_group(mesh, *parameter) == &ranks_,
                   "ring: all gradients are summed over the same ranks");
     }
 

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "lab/measure/measure.h"
 #include "picture.h"
 #include "predict.h"
 #include "stages.h"
-#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -21,7 +21,7 @@
 #include <map>
 #include <vector>
 
-#include "comm/mesh.h"
+#include "train/replica_groups.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
 
@@ -154,7 +154,7 @@ private:
         }
         flats_.push_back({.unit = unit,
                           .name = cut_ == Cut::unit ? unit->name : "model",
-                          .group = &mesh.data_group(parameter)});
+                          .group = &data_group(mesh, parameter)});
         return flats_.back();
     }
 

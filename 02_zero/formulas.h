@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "report/estimate.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "formulas.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 #include "train/run.h"
 
 namespace ultrascale {

@@ -1,7 +1,7 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
-#include "report/cli.h"
+#include "lab/options/cli.h"
 #include "zero.h"
 
 namespace ultrascale {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "report/charts.h"
-#include "report/prediction.h"
+#include "lab/pictures/charts.h"
+#include "lab/predict/prediction.h"
 
 namespace ultrascale {
 

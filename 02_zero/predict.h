@@ -5,8 +5,8 @@
 #include <ranges>
 #include <set>
 
-#include "report/estimate.h"
-#include "report/report.h"
+#include "lab/predict/estimate.h"
+#include "lab/report/report.h"
 #include "stages.h"
 #include "train/run.h"
 #include "walk.h"

@@ -2,10 +2,10 @@
 // constant size, what offloaded updates took, and the copies of offloaded activations.
 #pragma once
 
+#include "lab/predict/estimate.h"
+#include "lab/report/report.h"
 #include "offload.h"
 #include "offload_activations.h"
-#include "report/estimate.h"
-#include "report/report.h"
 #include "zero.h"
 
 namespace ultrascale {

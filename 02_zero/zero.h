@@ -147,7 +147,7 @@ protected:
         std::vector<Tensor> counted;
         for (size_t u = 0; u < shards.size(); ++u)
             for (const auto& [parameter, begin, at] : layout_.pieces(u, shard_of(u)))
-                if (mesh_.counts_shards(*parameter))
+                if (counts_shards(mesh_, *parameter))
                     counted.push_back(shards[u].slice(at.begin, at.end));
         ops::accumulate_sum_squares(sum, counted);
         mesh_.group({"dp", "cp", "ep", "pp", "tp"}).all_reduce(sum);

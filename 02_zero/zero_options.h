@@ -3,7 +3,7 @@
 
 #include "core/error.h"
 #include "flat_layout.h"
-#include "report/option_list.h"
+#include "lab/options/option_list.h"
 
 namespace ultrascale {
 

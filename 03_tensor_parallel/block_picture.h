@@ -1,16 +1,16 @@
 // --svg: block.svg, the playbook's picture of a layer under tensor (and sequence) parallelism, with
 // the shapes that rank 0 recorded (shapes.h) and the bytes that it counted
-// (common/train/layer_communication.h).
+// (common/lab/measure/layer_communication.h).
 #pragma once
 
 #include <fmt/format.h>
 
 #include <string>
 
-#include "report/charts.h"
+#include "lab/measure/layer_communication.h"
+#include "lab/pictures/charts.h"
 #include "shapes.h"
 #include "tensor_options.h"
-#include "train/layer_communication.h"
 
 namespace ultrascale {
 

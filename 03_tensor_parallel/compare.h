@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "lab/measure/measure.h"
 #include "predict.h"
 #include "tensor_parallel.h"
-#include "train/measure.h"
 
 namespace ultrascale {
 

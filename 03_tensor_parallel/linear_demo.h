@@ -7,7 +7,7 @@
 
 #include "comm/comm.h"
 #include "core/ops.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

@@ -3,6 +3,7 @@
 // train on different samples.
 #include "block_picture.h"
 #include "compare.h"
+#include "lab/measure/layer_communication.h"
 #include "linear_order.h"
 #include "options.h"
 #include "overlap_ratio.h"
@@ -11,7 +12,6 @@
 #include "scaling.h"
 #include "sections.h"
 #include "train/gradients.h"
-#include "train/layer_communication.h"
 #include "train/run.h"
 
 using namespace ultrascale;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "report/cli.h"
+#include "lab/options/cli.h"
 #include "tensor_parallel.h"
 
 namespace ultrascale {

@@ -13,8 +13,8 @@
 #pragma once
 
 #include "core/device.h"
+#include "lab/measure/measure.h"
 #include "model/llama.h"
-#include "train/measure.h"
 
 namespace ultrascale {
 

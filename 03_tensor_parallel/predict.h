@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "attention_heads.h"
-#include "report/estimate.h"
-#include "report/report.h"
+#include "lab/predict/estimate.h"
+#include "lab/report/report.h"
 #include "tensor_options.h"
 #include "vocabulary_embedding.h"
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "core/ops.h"
+#include "lab/report/report.h"
 #include "predict.h"
-#include "report/report.h"
 #include "tensor_parallel.h"
 #include "train/run.h"
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "lab/report/report.h"
 #include "model/llama.h"
 #include "parallel_region.h"
-#include "report/report.h"
 
 namespace ultrascale {
 

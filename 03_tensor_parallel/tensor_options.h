@@ -8,8 +8,8 @@
 
 #include "core/error.h"
 #include "core/tensor.h"
+#include "lab/options/option_list.h"
 #include "model/llama.h"
-#include "report/option_list.h"
 
 namespace ultrascale {
 

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "balance_picture.h"
-#include "report/cli.h"
-#include "report/report.h"
+#include "lab/options/cli.h"
+#include "lab/report/report.h"
 #include "ring_work.h"
 
 namespace ultrascale {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "documents.h"
-#include "report/svg.h"
+#include "lab/pictures/svg.h"
 
 namespace ultrascale {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "context_options.h"
-#include "train/verify.h"
+#include "lab/verify/verify.h"
 
 namespace ultrascale {
 

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "document_counts.h"
+#include "lab/measure/measure.h"
 #include "longest.h"
 #include "sections.h"
-#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -8,7 +8,7 @@
 
 #include "core/error.h"
 #include "core/tensor.h"
-#include "report/option_list.h"
+#include "lab/options/option_list.h"
 
 namespace ultrascale {
 

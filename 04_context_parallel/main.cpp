@@ -5,6 +5,7 @@
 #include "bounds.h"
 #include "compare.h"
 #include "document_counts.h"
+#include "lab/measure/layer_communication.h"
 #include "merge_demo.h"
 #include "options.h"
 #include "overlap_condition.h"
@@ -13,7 +14,6 @@
 #include "sampling.h"
 #include "sections.h"
 #include "train/gradients.h"
-#include "train/layer_communication.h"
 #include "train/run.h"
 
 using namespace ultrascale;

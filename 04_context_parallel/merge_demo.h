@@ -7,8 +7,8 @@
 #include <cmath>
 
 #include "core/random.h"
+#include "lab/report/report.h"
 #include "merge.h"
-#include "report/report.h"
 
 namespace ultrascale {
 

@@ -3,7 +3,7 @@
 
 #include "comm/comm.h"
 #include "context_parallel.h"
-#include "report/cli.h"
+#include "lab/options/cli.h"
 
 namespace ultrascale {
 

@@ -14,9 +14,9 @@
 #pragma once
 
 #include "context_parallel.h"
-#include "report/estimate.h"
-#include "report/report.h"
-#include "train/measure.h"
+#include "lab/measure/measure.h"
+#include "lab/predict/estimate.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

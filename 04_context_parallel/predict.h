@@ -16,8 +16,8 @@
 #pragma once
 
 #include "context_parallel.h"
-#include "report/estimate.h"
-#include "report/report.h"
+#include "lab/predict/estimate.h"
+#include "lab/report/report.h"
 #include "ring_memory.h"
 
 namespace ultrascale {

@@ -13,7 +13,7 @@
 #include <cmath>
 
 #include "keys_values.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 #include "ring_plan.h"
 
 namespace ultrascale {

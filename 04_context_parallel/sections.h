@@ -7,9 +7,9 @@
 #include <numeric>
 #include <set>
 
+#include "lab/verify/whole_values.h"
 #include "longest.h"
 #include "train/run.h"
-#include "train/whole_values.h"
 
 namespace ultrascale {
 

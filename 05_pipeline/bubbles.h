@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "core/device.h"
+#include "lab/report/report.h"
 #include "memory_walk.h"
 #include "picture.h"
-#include "report/report.h"
 #include "timeline.h"
 
 namespace ultrascale {

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "bubbles.h"
+#include "lab/measure/measure.h"
 #include "pipeline.h"
 #include "schedules.h"
-#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -18,9 +18,9 @@
 
 #include "comm/comm.h"
 #include "core/stream.h"
+#include "lab/predict/prediction.h"
 #include "message_plan.h"
 #include "pretend.h"
-#include "report/prediction.h"
 
 namespace ultrascale {
 

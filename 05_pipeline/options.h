@@ -4,8 +4,8 @@
 #include "check.h"
 #include "comm/comm.h"
 #include "core/device.h"
+#include "lab/options/cli.h"
 #include "pretend.h"
-#include "report/cli.h"
 #include "schedule_options.h"
 #include "train/run.h"
 

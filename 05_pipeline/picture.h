@@ -11,7 +11,7 @@
 
 #include "core/memory.h"
 #include "drawing.h"
-#include "report/charts.h"
+#include "lab/pictures/charts.h"
 
 namespace ultrascale {
 

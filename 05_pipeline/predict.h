@@ -10,9 +10,9 @@
 // (add_norm_and_loss(), or post_validation.h).
 #pragma once
 
+#include "lab/report/report.h"
 #include "memory_walk.h"
 #include "messages.h"
-#include "report/report.h"
 
 namespace ultrascale {
 

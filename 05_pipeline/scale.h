@@ -7,7 +7,7 @@
 #include <cmath>
 
 #include "formulas.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 #include "scale_picture.h"
 
 namespace ultrascale {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "report/charts.h"
+#include "lab/pictures/charts.h"
 
 namespace ultrascale {
 

@@ -1,7 +1,7 @@
 // The options that choose a schedule.
 #pragma once
 
-#include "report/option_list.h"
+#include "lab/options/option_list.h"
 #include "schedules.h"
 
 namespace ultrascale {

@@ -14,8 +14,8 @@
 #include <numeric>
 
 #include "comm/mesh.h"
+#include "lab/predict/estimate.h"
 #include "model/llama.h"
-#include "report/estimate.h"
 #include "simulate.h"
 
 namespace ultrascale {

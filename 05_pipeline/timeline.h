@@ -5,10 +5,10 @@
 #include <map>
 #include <vector>
 
-#include "core/median_seconds.h"
 #include "drawing.h"
 #include "executor.h"
-#include "train/whole_values.h"
+#include "lab/report/median_seconds.h"
+#include "lab/verify/whole_values.h"
 
 namespace ultrascale {
 

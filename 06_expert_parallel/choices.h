@@ -2,9 +2,9 @@
 // rank 0's plain training follows them (plain_choices.h).
 #pragma once
 
+#include "lab/verify/whole_values.h"
 #include "plain_choices.h"
 #include "shared_tokens.h"
-#include "train/whole_values.h"
 
 namespace ultrascale {
 

@@ -3,8 +3,8 @@
 // is the same.
 #pragma once
 
+#include "lab/measure/measure.h"
 #include "sections.h"
-#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -8,7 +8,7 @@
 
 #include "expert_parallel.h"
 #include "kernels/ops_experts.h"
-#include "report/estimate.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale {
 

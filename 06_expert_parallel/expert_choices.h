@@ -5,7 +5,7 @@
 #include "comm/comm.h"
 #include "expert_options.h"
 #include "files/checkpoint.h"
-#include "report/cli.h"
+#include "lab/options/cli.h"
 
 namespace ultrascale {
 

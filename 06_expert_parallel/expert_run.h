@@ -2,10 +2,10 @@
 // travelled, and with --trap the mistake.
 #pragma once
 
+#include "lab/verify/whole_values.h"
 #include "predict.h"
 #include "train/gradients.h"
 #include "train/run.h"
-#include "train/whole_values.h"
 
 namespace ultrascale {
 

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "balance.h"
-#include "report/charts.h"
+#include "lab/pictures/charts.h"
 
 namespace ultrascale {
 

@@ -11,8 +11,8 @@
 #include <map>
 #include <vector>
 
+#include "lab/verify/verify.h"
 #include "route.h"
-#include "train/verify.h"
 
 namespace ultrascale {
 

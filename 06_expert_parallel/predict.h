@@ -16,6 +16,7 @@
 #pragma once
 
 #include "expert_activations.h"
+#include "train/replica_groups.h"
 
 namespace ultrascale {
 
@@ -82,7 +83,7 @@ inline int64_t forwards_of(const StepShape& shape, const ExpertOptions& o) {
 inline void add_sums(Prediction& prediction, const ParameterList& parameters, const Mesh& mesh,
                      DType grad_dtype) {
     for (const auto& p : parameters)
-        if (const Communicator& group = mesh.data_group(*p); group.size() > 1)
+        if (const Communicator& group = data_group(mesh, *p); group.size() > 1)
             prediction.communication.add(group, Collective::all_reduce, 1,
                                          p->local_numel() * dtype_bytes(grad_dtype));
 }

@@ -14,7 +14,7 @@
 
 #include "core/ops.h"
 #include "kernels/ops_experts.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 #include "route.h"
 
 namespace ultrascale {

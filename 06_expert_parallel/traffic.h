@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/nodes.h"
-#include "report/prediction.h"
+#include "lab/predict/prediction.h"
 
 namespace ultrascale {
 

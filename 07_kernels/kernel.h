@@ -1,4 +1,4 @@
-// What a kernel's file includes: CUDA (or common/simt's stand-in for it), and the list in which
+// What a kernel's file includes: CUDA (or common/emulator's stand-in for it), and the list in which
 // kernels are registered.
 //
 // A file holds one kernel, run(), which launches it, and a line that registers it:

@@ -26,7 +26,7 @@ void check_all(const Problem& problem, const LadderOptions& options, std::vector
                 rung.wrong = verdict(problem, size, error);
                 if (!rung.wrong.empty()) rung.wrong += races_of(*rung.kernel, trial);
                 rung.error = std::isnan(error) ? error : std::max(rung.error, error);
-            } catch (const std::logic_error& error) {  // an error that common/simt finds
+            } catch (const std::logic_error& error) {  // an error that common/emulator finds
                 rung.wrong = fmt::format("{}: {}", text(problem, size), error.what());
             } catch (const std::runtime_error&
                          error) {  // from CUDA: after an illegal access nothing runs on the device

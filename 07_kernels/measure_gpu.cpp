@@ -7,9 +7,9 @@
 #include <functional>
 
 #include "core/device.h"
-#include "measure.h"
-#include "core/median_seconds.h"
 #include "core/ops.h"
+#include "lab/report/median_seconds.h"
+#include "measure.h"
 
 namespace ultrascale::kernels {
 namespace {

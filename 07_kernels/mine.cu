@@ -6,7 +6,7 @@
 // output; the problem's entry in its folder's problems.cpp gives their shapes. Tensor::empty(shape,
 // DType::fp32, Memory::workspace) allocates more memory, and DYNAMIC_SHARED(float, name) is dynamic
 // shared memory. 1_first_steps/1_vector_add.cu explains the rest. Without a GPU, a kernel can use
-// what common/simt/include has of CUDA.
+// what common/emulator/include has of CUDA.
 #include "kernel.h"
 
 namespace ultrascale::kernels {

@@ -1,12 +1,12 @@
 // Without a GPU: counts each kernel's memory accesses with the microscope
-// (common/simt/microscope.h).
+// (common/emulator/microscope.h).
 #ifndef ULTRASCALE_CUDA
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "emulator/microscope.h"
 #include "measure.h"
-#include "simt/microscope.h"
 
 namespace ultrascale::kernels {
 namespace {

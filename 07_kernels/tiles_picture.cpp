@@ -3,7 +3,7 @@
 #include <set>
 
 #include "core/error.h"
-#include "report/svg.h"
+#include "lab/pictures/svg.h"
 #include "tiling.h"
 
 namespace ultrascale::kernels {

@@ -12,7 +12,7 @@ Tiling observe_tiling(const Kernel&, const Arguments&) {
 #else
 #include <set>
 
-#include "simt/observer.h"
+#include "emulator/observer.h"
 
 namespace ultrascale::kernels {
 namespace {

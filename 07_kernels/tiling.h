@@ -1,5 +1,5 @@
 // Who computes what of a product C (M, N) = A (M, K) B (K, N): not told by the kernel but seen,
-// while the CPU executes it (common/simt/observer.h), and drawn by tiles_picture.cpp (--svg).
+// while the CPU executes it (common/emulator/observer.h), and drawn by tiles_picture.cpp (--svg).
 #pragma once
 
 #include "check.h"

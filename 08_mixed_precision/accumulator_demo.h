@@ -8,7 +8,7 @@
 #include "core/accumulator.h"
 #include "core/float_formats.h"
 #include "core/random.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

@@ -7,7 +7,7 @@
 
 #include "core/random.h"
 #include "fp8_all_reduce.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

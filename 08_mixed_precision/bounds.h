@@ -2,8 +2,8 @@
 // (MEASURED.md).
 #pragma once
 
+#include "lab/verify/verify.h"
 #include "recipes.h"
-#include "train/verify.h"
 
 namespace ultrascale {
 

@@ -2,7 +2,7 @@
 // formula and measured, the loss after the last step, and how fast it was.
 #pragma once
 
-#include "core/median_seconds.h"
+#include "lab/report/median_seconds.h"
 #include "recipe_picture.h"
 #include "sections.h"
 

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "formats.h"
-#include "report/charts.h"
+#include "lab/pictures/charts.h"
 
 namespace ultrascale {
 

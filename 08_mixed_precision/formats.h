@@ -23,7 +23,7 @@
 #include <utility>
 
 #include "core/float_formats.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

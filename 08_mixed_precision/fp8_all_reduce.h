@@ -26,7 +26,7 @@
 
 #include "comm/mesh.h"
 #include "core/ops_ranges.h"
-#include "report/prediction.h"
+#include "lab/predict/prediction.h"
 #include "storage.h"
 
 namespace ultrascale {

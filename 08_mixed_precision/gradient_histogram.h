@@ -13,9 +13,9 @@
 #include <memory>
 
 #include "core/ops_ranges.h"
+#include "lab/pictures/charts.h"
+#include "lab/report/report.h"
 #include "model/llama.h"
-#include "report/charts.h"
-#include "report/report.h"
 
 namespace ultrascale {
 

@@ -4,8 +4,8 @@
 #include <sstream>
 
 #include "comm/comm.h"
+#include "lab/options/cli.h"
 #include "precision_options.h"
-#include "report/cli.h"
 
 namespace ultrascale {
 

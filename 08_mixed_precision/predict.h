@@ -3,8 +3,8 @@
 // the sums of gradients in the recipe's format.
 #pragma once
 
+#include "lab/predict/estimate.h"
 #include "mixed_training.h"
-#include "report/estimate.h"
 
 namespace ultrascale {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/memory.h"
+#include "lab/pictures/charts.h"
 #include "recipes.h"
-#include "report/charts.h"
 
 namespace ultrascale {
 

@@ -12,9 +12,9 @@
 #include <fmt/format.h>
 
 #include "bounds.h"
+#include "lab/verify/whole_values.h"
 #include "mixed_training.h"
 #include "train/step.h"
-#include "train/whole_values.h"
 
 namespace ultrascale {
 

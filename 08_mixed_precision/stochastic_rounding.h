@@ -25,7 +25,7 @@
 
 #include "core/float_formats.h"
 #include "core/random.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

@@ -19,9 +19,9 @@
 
 #include "core/ops_fp8.h"
 #include "core/ops_ranges.h"
+#include "lab/predict/estimate.h"
 #include "model/parameter.h"
 #include "precision_options.h"
-#include "report/estimate.h"
 
 namespace ultrascale {
 

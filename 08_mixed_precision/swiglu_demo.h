@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "core/random.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 #include "smooth_swiglu.h"
 
 namespace ultrascale {

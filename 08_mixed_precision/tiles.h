@@ -28,8 +28,8 @@
 #include "core/ops.h"
 #include "core/ops_fp8.h"
 #include "core/random.h"
+#include "lab/report/report.h"
 #include "recipes.h"
-#include "report/report.h"
 
 namespace ultrascale {
 

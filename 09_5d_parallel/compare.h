@@ -4,9 +4,9 @@
 #pragma once
 
 #include "documents.h"
+#include "lab/measure/measure.h"
 #include "sections.h"
 #include "techniques_picture.h"
-#include "train/measure.h"
 
 namespace ultrascale {
 

@@ -4,8 +4,8 @@
 #include "05_pipeline/schedule_options.h"
 #include "06_expert_parallel/expert_choices.h"
 #include "composition.h"
+#include "lab/options/cli.h"
 #include "planner/options.h"
-#include "report/cli.h"
 #include "train/run.h"
 
 namespace ultrascale {

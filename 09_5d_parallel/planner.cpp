@@ -1,10 +1,10 @@
 // --plan, --explain-layout: what the planner prints. planner/ has what it computes.
+#include "lab/report/report.h"
 #include "planner/asked.h"
 #include "planner/nearest.h"
 #include "planner/playbook.h"
 #include "planner/rule_of_thumb.h"
 #include "planner/spread.h"
-#include "report/report.h"
 
 namespace ultrascale {
 namespace {

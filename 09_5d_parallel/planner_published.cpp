@@ -1,7 +1,7 @@
 // --published: predicted beside published.
+#include "lab/report/report.h"
 #include "planner/options.h"
 #include "planner/published.h"
-#include "report/report.h"
 
 namespace ultrascale {
 

@@ -9,7 +9,7 @@
 #include "06_expert_parallel/expert_options.h"
 #include "08_mixed_precision/precision_options.h"
 #include "axes.h"
-#include "report/estimate.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale {
 

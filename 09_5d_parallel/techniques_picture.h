@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/memory.h"
-#include "report/charts.h"
+#include "lab/pictures/charts.h"
 
 namespace ultrascale {
 

@@ -5,7 +5,7 @@
     classroom/report.py GRADES.json PAGE.html    of a file that was handed in
 
 The page holds everything it shows and asks no network for anything, as those of --html, from which
-it takes its style and its elements (common/report/page/)."""
+it takes its style and its elements (common/lab/page/)."""
 
 import datetime
 import json
@@ -14,7 +14,7 @@ import sys
 
 from places import ROOT, Wrong
 
-PARTS = ROOT / "common/report/page"
+PARTS = ROOT / "common/lab/page"
 
 
 def write(path, grades):

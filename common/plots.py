@@ -24,7 +24,7 @@ except ImportError:
     print("plots.py needs matplotlib (apt install python3-matplotlib)", file=sys.stderr)
     sys.exit(2)
 
-# The colours of the programs' own pictures (report/svg.cpp), good for the colour-blind, too.
+# The colours of the programs' own pictures (lab/pictures/svg.cpp), good for the colour-blind, too.
 COLOURS = {"parameter": "#56b4e9", "gradient": "#e69f00", "optimizer": "#1aa67d",
            "activation": "#cc79a7", "communication": "#dd6b1a", "gathered": "#dd6b1a",
            "host": "#b8a9e0", "exposed": "#f0e442", "": "#a6a6a6"}

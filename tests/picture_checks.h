@@ -1,4 +1,4 @@
-// Reads a picture (report/svg.h) as strictly as XML wants it, and looks at what is drawn.
+// Reads a picture (lab/pictures/svg.h) as strictly as XML wants it, and looks at what is drawn.
 #pragma once
 
 #include <gtest/gtest.h>

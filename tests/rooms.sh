@@ -4,27 +4,36 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# The folder of an included file must be named here, or the folder above it, unless it is named by
+# itself.
 declare -A may_use=(
     [core]="core"
     [model]="core model"
-    [comm]="core model comm"
+    [comm]="core comm"
+    [comm/nccl]="core comm comm/nccl cuda"
     [files]="core model comm files"
-    [report]="core model comm files report"
-    [train]="core model comm files report train"
+    [lab]="core model comm files lab"
+    [lab/verify]="core model comm files lab train"
+    [lab/measure]="core model comm files lab train"
+    [train]="core model comm files train lab lab/verify lab/measure"
     [cpu]="core comm cpu"
     [cuda]="core comm cuda"
-    [comm/nccl]="core comm cuda"
-    [simt]="core cuda simt"
+    [emulator]="core cuda emulator"
 )
 wrong=0
 complain() { echo "$1 includes $2"; wrong=1; }
+# room FOLDER: it, or the folder above it that may_use names.
+room() {
+    local folder=$1
+    until [[ -v may_use[$folder] || $folder != */* ]]; do folder=${folder%/*}; done
+    echo "$folder"
+}
 
 while IFS=: read -r file included; do
-    room=${file#common/}
-    [[ $room = comm/nccl/* ]] && room=comm/nccl || room=${room%%/*}
-    used=${included%%/*}
     [[ $included = */* ]] || continue  # a file of its own folder
-    [[ " ${may_use[$room]} " = *" $used "* ]] || complain "$file" "$included"
+    file_room=$(room "$(dirname "${file#common/}")")
+    [[ " ${may_use[$file_room]} " = *" $(room "$(dirname "$included")") "* ]] ||
+        complain "$file" "$included"
 done < <(grep -roE '^#include "[^"]+"' common --include=*.{h,cpp,cu,cuh} --exclude-dir=include |
     sed -E 's/:#include "([^"]+)"/:\1/')
 

@@ -10,7 +10,7 @@
 //     cudaFree(a);
 //
 // LAUNCH(vector_add, blocks, threads, shared bytes)(c, a, b, n) also checks for errors; without a
-// GPU it executes the kernel on the CPU (common/simt).
+// GPU it executes the kernel on the CPU (common/emulator).
 //
 // Device code is what a single thread does. __global__ marks a kernel, which the host launches, and
 // __device__ a function that kernels call. A thread computes from its place in the grid which

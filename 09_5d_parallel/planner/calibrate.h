@@ -18,11 +18,11 @@
 #include <fstream>
 
 #include "core/device.h"
-#include "core/median_seconds.h"
 #include "core/ops.h"
 #include "core/ops_fp8.h"
 #include "core/random_tensor.h"
 #include "hardware.h"
+#include "lab/report/median_seconds.h"
 #include "train/run.h"
 
 namespace ultrascale {

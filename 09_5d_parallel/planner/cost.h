@@ -59,7 +59,7 @@ public:
     }
 
     // Model FLOPs utilisation of a step that takes so long, from 0 to 1: 6 N + 12 L H D s a token
-    // (common/report), over what so many devices could compute at their peak.
+    // (common/lab/report), over what so many devices could compute at their peak.
     double mfu(const Plan& plan, double seconds) const {
         const double tokens = double(plan.sequences() * shape_.seq);
         return model_flops_per_token(shape_.config, active_parameter_count(shape_.config),

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../techniques.h"
-#include "report/cli.h"
-#include "report/estimate.h"
+#include "lab/options/cli.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "imagined.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

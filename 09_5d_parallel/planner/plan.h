@@ -5,7 +5,7 @@
 
 #include "../techniques.h"
 #include "comm/nodes.h"
-#include "report/estimate.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale {
 

@@ -7,10 +7,10 @@
 //     heatmap.svg             the fastest layout for model x nodes that fits, and its MFU
 #pragma once
 
+#include "lab/pictures/charts.h"
+#include "lab/report/report.h"
 #include "planner.h"
 #include "published.h"
-#include "report/charts.h"
-#include "report/report.h"
 
 namespace ultrascale {
 

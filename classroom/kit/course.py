@@ -158,7 +158,7 @@ def make(build, site):
                 write(site, address(path), *render.source_file(path), listed)
         done.update(left)
     (site / "style.css").write_text(
-        (ROOT / "common/report/page/page.css").read_text(encoding="utf-8") + render.colours()
+        (ROOT / "common/lab/page/page.css").read_text(encoding="utf-8") + render.colours()
         + (KIT / "course.css").read_text(encoding="utf-8"), encoding="utf-8")
     print(f"{len(pages)} pages, {len(decks)} decks of slides, "
           f"{len(REPORTS) if build else 0} reports: {site}/index.html")

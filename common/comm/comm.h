@@ -250,11 +250,9 @@ double largest_of_ranks(const Communicator& ranks, double value);
 bool on_all_ranks(const Communicator& ranks, bool ok);
 
 // For a program's end after an error. all_ranks_arrive: whether all ranks call it within `seconds`;
-// it never hangs. communication_is_abandoned: an exception destroyed a Work, so
-// finalize_communication() is no longer possible. rank_prefix: "rank 1: " for a message from one of
-// several ranks; empty with a single rank, or before world() was called.
+// it never hangs. rank_prefix: "rank 1: " for a message from one of several ranks; empty with a
+// single rank, or before world() was called.
 bool all_ranks_arrive(double seconds);
-bool communication_is_abandoned();
 std::string rank_prefix();
 
 // How long imagined ranks' calls on a tensor of so many bytes last: of the group of this name. From

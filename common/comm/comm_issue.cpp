@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <exception>
 
+#include "core/stream_failure.h"
+
 namespace ultrascale {
 
 // ---- Work ---------------------------------------------------------------------------------------

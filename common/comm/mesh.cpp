@@ -32,8 +32,8 @@ Mesh::Mesh(const Communicator& world, const std::vector<Axis>& axes) : world_(wo
                                                           {"pp", "ep", "tp"}};
     for (const std::vector<std::string>& group : needed)
         if (std::ranges::any_of(axes, [&](const Axis& axis) { return contains(group, axis.name); }))
-            joint(group);
-    if (axes.size() > 1) joint({});  // for parameters that are not summed
+            this->group(group);
+    if (axes.size() > 1) group(std::vector<std::string>{});  // for parameters that are not summed
 }
 
 const Communicator& Mesh::group(const std::string& axis) const {
@@ -42,7 +42,7 @@ const Communicator& Mesh::group(const std::string& axis) const {
     return found->second;
 }
 
-const Communicator& Mesh::joint(const std::vector<std::string>& axes) const {
+const Communicator& Mesh::group(const std::vector<std::string>& axes) const {
     std::string name, any;
     int color = 0, stride = world_.size(), ranks = 1, place = 0;
     for (const Axis& axis : axes_) {
@@ -60,25 +60,6 @@ const Communicator& Mesh::joint(const std::vector<std::string>& axes) const {
     if (!groups_.contains(name))
         groups_.emplace(name, world_.split(color, world_.rank(), name, ranks, place));
     return groups_.at(name);
-}
-
-const Communicator& Mesh::data_group(const Parameter& parameter) const {
-    std::vector<std::string> axes;
-    for (const char* axis : {"dp", "cp", "ep"})
-        if (!contains(parameter.split_over, axis)) axes.push_back(axis);
-    return joint(axes);
-}
-
-bool Mesh::counts(const Parameter& parameter) const {
-    const bool copied =
-        has("ep") && !contains(parameter.split_over, "ep") && group("ep").rank() != 0;
-    return !copied && counts_shards(parameter);
-}
-
-bool Mesh::counts_shards(const Parameter& parameter) const {
-    if (has("tp") && !contains(parameter.split_over, "tp") && group("tp").rank() != 0) return false;
-    return std::ranges::all_of(parameter.also_summed_over,
-                               [&](const std::string& name) { return group(name).rank() == 0; });
 }
 
 }  // namespace ultrascale

@@ -10,7 +10,7 @@
 // ranks, on one machine with the fastest links. So tensor parallelism, which communicates most,
 // comes last.
 //
-// What the axes mean for a parameter (parameter.h: split_over, also_summed_over):
+// What the axes mean for a parameter (model/parameter.h; train/replica_groups.h):
 //
 //     dp, cp, ep   data axes: each rank sees different tokens. A gradient is summed over those
 //                  along which the parameter is not split (an expert is split over ep, all
@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "comm.h"
-#include "model/parameter.h"
 
 namespace ultrascale {
 
@@ -43,8 +42,9 @@ public:
     // "cp"}). Axes that the mesh does not have, or of size 1, are ignored. All ranks must ask for a
     // new group together.
     const Communicator& group(std::initializer_list<const char*> axes) const {
-        return joint({axes.begin(), axes.end()});
+        return group(std::vector<std::string>(axes.begin(), axes.end()));
     }
+    const Communicator& group(const std::vector<std::string>& axes) const;
     const Communicator& world() const { return world_; }
 
     // A group of ranks that hold copies although they are along an axis over which the parameter is
@@ -54,20 +54,11 @@ public:
         groups_.insert_or_assign(group.name(), std::move(group));
     }
 
-    // The ranks over which a parameter's gradient is summed, apart from its also_summed_over.
-    const Communicator& data_group(const Parameter& parameter) const;
-    // Whether this rank includes the parameter in sums over norm_group(). Of ranks that hold copies
-    // only the first one does.
-    bool counts(const Parameter& parameter) const;
-    // The same if the ranks of data_group() hold different shards instead of copies: then all of
-    // them do.
-    bool counts_shards(const Parameter& parameter) const;
     // The ranks over which the model is distributed: those along pp, ep and tp. A sum over all
     // elements of the model (a norm) is a sum over this group.
     const Communicator& norm_group() const { return group({"pp", "ep", "tp"}); }
 
 private:
-    const Communicator& joint(const std::vector<std::string>& axes) const;
     const Communicator& world_;
     std::vector<Axis> axes_;
     mutable std::map<std::string, Communicator> groups_;

@@ -79,8 +79,8 @@ struct Allocator {
 void* memory_allocate(int64_t bytes, Memory category, Allocator* from = nullptr);
 void memory_free(void* data, int64_t bytes, Memory category, Allocator* to = nullptr);
 
-// For a tool that must know where allocations lie (simt/access.cpp): called after each allocation
-// and before each free, never concurrently. Set it before the first allocation.
+// For a tool that must know where allocations lie (emulator/access.cpp): called after each
+// allocation and before each free, never concurrently. Set it before the first allocation.
 struct MemoryObserver {
     void (*allocated)(const void* data, int64_t bytes);
     void (*freed)(const void* data);

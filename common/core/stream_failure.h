@@ -1,10 +1,12 @@
-// Private to the backends' streams: why a stream stopped working.
+// Why a stream stopped working, and communication that will never end.
 #pragma once
 
 #include <atomic>
 #include <cstdio>
 #include <exception>
 #include <string>
+
+#include "error.h"
 
 namespace ultrascale {
 
@@ -23,6 +25,18 @@ inline void report_unseen_failure(const Failure* failure, const std::string& str
     } catch (...) {
         std::fprintf(stderr, "stream %s failed\n", stream_name.c_str());
     }
+}
+
+// Communication is abandoned when an exception destroys a Work before it has ended, since the other
+// ranks may never make their calls. From then on every wait for messages, and for streams in which
+// they are queued, throws in check_not_abandoned() instead of hanging, and
+// finalize_communication() is no longer possible. (Tests reset it with false.)
+inline std::atomic<bool> communication_abandoned = false;
+inline void abandon_communication(bool abandoned = true) { communication_abandoned = abandoned; }
+inline bool communication_is_abandoned() { return communication_abandoned; }
+inline void check_not_abandoned() {
+    check(!communication_abandoned,
+          "communication was given up: an exception destroyed a Work that was not waited for");
 }
 
 }  // namespace ultrascale

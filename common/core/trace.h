@@ -1,8 +1,8 @@
 // The recording behind --trace, --profile and --explain.
 //
 // --trace and --profile record spans: an operation's name, the part of the model it works for, a
-// lane, begin and end, its FLOPs and bytes (report/trace_file.h writes them). --explain prints one
-// step's events in the order in which they fire: units, passes, hooks, collectives.
+// lane, begin and end, its FLOPs and bytes (lab/page/trace_file.h writes them). --explain prints
+// one step's events in the order in which they fire: units, passes, hooks, collectives.
 #pragma once
 
 #include <cstdint>

@@ -22,6 +22,12 @@ inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 void cuda_select_device();  // makes this rank's GPU the current one; UserError if there is none
 // waits for the device, then returns the memory pool's unused memory to the driver
 void cuda_release_unused();
+// Device memory that was not allocated from that pool but for peers to map: its bytes, how many of
+// them tensors use now, and the most that they ever used (comm/nccl/peer_memory.cpp counts them).
+struct MappedMemory {
+    int64_t held = 0, used = 0, most_used = 0;
+};
+MappedMemory& mapped_memory();
 int multiprocessors();       // of this rank's device
 bool programmatic_launch();  // whether this rank's device has programmatic dependent launch
 // whether it has sm_90a's instructions (hopper.cuh) and the environment variable

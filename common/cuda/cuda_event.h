@@ -3,7 +3,7 @@
 
 #include <sched.h>
 
-#include "comm/mpi/comm_mpi.h"
+#include "core/stream_failure.h"
 #include "cuda_common.h"
 
 namespace ultrascale {

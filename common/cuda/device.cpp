@@ -20,7 +20,6 @@
 #include <string>
 
 #include "comm/comm.h"
-#include "comm/nccl/peer_memory.h"
 #include "core/memory.h"
 #include "core/ops.h"
 #include "cuda_common.h"
@@ -165,6 +164,11 @@ void cuda_release_unused() {
     cuda_check(cudaMemPoolTrimTo(pool(), 0));
 }
 
+MappedMemory& mapped_memory() {
+    static MappedMemory memory;
+    return memory;
+}
+
 void* host_allocate(int64_t bytes) {
     void* data = nullptr;
     cuda_compute();  // selects the device
@@ -194,9 +198,9 @@ DeviceOverhead device_overhead() {
     cuda_check(cudaMemGetInfo(&free, &total));
     cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrReservedMemCurrent, &reserved));
     cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrUsedMemHigh, &used));
-    const PeerMemory::Occupancy symmetric = PeerMemory::occupancy();
-    return {int64_t(total - free) - int64_t(reserved) - symmetric.held,
-            int64_t(reserved) - int64_t(used) + symmetric.held - symmetric.most_used};
+    const MappedMemory& mapped = mapped_memory();
+    return {int64_t(total - free) - int64_t(reserved) - mapped.held,
+            int64_t(reserved) - int64_t(used) + mapped.held - mapped.most_used};
 }
 
 void device_copy_from_host(void* device, const void* host, int64_t bytes) {

@@ -6,7 +6,6 @@
 #include <mutex>
 #include <vector>
 
-#include "comm/mpi/comm_mpi.h"
 #include "core/stream_failure.h"
 #include "cuda_common.h"
 #include "cuda_event.h"

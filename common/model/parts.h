@@ -18,28 +18,12 @@
 #include <string>
 #include <vector>
 
+#include "batch.h"
 #include "config.h"
 #include "core/ops.h"
 #include "parameter.h"
 
 namespace ultrascale {
-
-struct HostBatch;  // train/data.h
-
-// One micro-batch on the device. positions restart at each document; document_starts is empty
-// without documents.
-struct Batch {
-    Tensor tokens, targets, positions, document_starts;  // (B, T) int32
-    int64_t counted_targets = 0;                         // number of targets that are not ignored
-    // Index of its first sequence in the run, independent of the layout of ranks.
-    int64_t first_sample = 0;
-    // If a rank holds only a part of each sequence (data.h): their length, and the whole batch.
-    int64_t whole_length = 0;
-    std::shared_ptr<const HostBatch> whole = {};
-    int64_t sequences() const { return tokens.size(0); }
-    int64_t length() const { return tokens.size(1); }
-    int64_t sample_length() const { return whole_length > 0 ? whole_length : length(); }
-};
 
 // The tensors that forward keeps for backward, by name; a part's children keep theirs in
 // saved["child"].

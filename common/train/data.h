@@ -18,10 +18,9 @@
 
 #include "core/random.h"
 #include "files/file.h"
+#include "model/batch.h"
 
 namespace ultrascale {
-
-struct Batch;  // parts.h
 
 class TokenFile {
 public:
@@ -71,21 +70,6 @@ struct DataOptions {
     std::optional<int64_t> document_token;
     std::optional<int64_t> ignore_token;  // targets equal to it are ignored, e.g. padding
     std::vector<SamplesCut> cuts = {};    // in order; a batch must be on one side of each
-};
-
-// A batch of samples on the host. All vectors are (B, T), row-major.
-struct HostBatch {
-    int64_t sequences = 0, length = 0;
-    std::vector<int32_t> tokens, targets;  // ignored targets are -100
-    std::vector<int32_t> positions;  // 0, 1, 2, ... from the sequence's or the document's start
-    // Index in the sequence of the document's first token; empty without documents.
-    std::vector<int32_t> document_starts;
-    int64_t counted_targets = 0;
-    int64_t first_sample = 0;  // index of its first sequence in the run
-    // If it holds only a part of each sequence: their length, and, if there are documents, the
-    // whole batch.
-    int64_t whole_length = 0;
-    std::shared_ptr<const HostBatch> whole = {};
 };
 
 class DataLoader {

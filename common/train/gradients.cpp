@@ -19,7 +19,7 @@ Tensor sum_of_squares(const ParameterList& parameters, const Mesh* mesh) {
     Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
     std::vector<Tensor> grads;
     for (const auto& p : parameters)
-        if (!mesh || mesh->counts(*p)) grads.push_back(p->grad);
+        if (!mesh || counts(*mesh, *p)) grads.push_back(p->grad);
     ops::accumulate_sum_squares(sum, grads);
     return sum;
 }
@@ -28,7 +28,7 @@ Tensor sum_of_squares(const ParameterList& parameters, const Mesh* mesh) {
 
 void sum_gradients(const ParameterList& parameters, const Mesh& mesh) {
     parameters.check_complete();
-    for (const auto& p : parameters) all_reduce(*p, mesh.data_group(*p));
+    for (const auto& p : parameters) all_reduce(*p, data_group(mesh, *p));
     sum_besides(parameters, mesh);
 }
 

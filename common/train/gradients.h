@@ -4,7 +4,7 @@
 // mesh.h).
 #pragma once
 
-#include "comm/mesh.h"
+#include "replica_groups.h"
 
 namespace ultrascale {
 

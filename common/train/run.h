@@ -11,14 +11,14 @@
 // All ranks make all calls.
 #pragma once
 
+#include "lab/report/report.h"
+#include "lab/verify/verify.h"
 #include "model/optimizer.h"
-#include "report/report.h"
 #include "sampling.h"
 #include "saves.h"
 #include "setup.h"
 #include "step.h"
 #include "validation.h"
-#include "verify.h"
 
 namespace ultrascale {
 

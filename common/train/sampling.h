@@ -11,8 +11,8 @@
 
 #include "core/random.h"
 #include "data.h"
+#include "lab/report/report.h"
 #include "model/llama.h"
-#include "report/report.h"
 
 namespace ultrascale {
 

@@ -2,7 +2,7 @@
 
 #include "files/checkpoint.h"
 #include "files/checkpoint_folders.h"
-#include "report/report.h"
+#include "lab/report/report.h"
 
 namespace ultrascale {
 

@@ -15,7 +15,7 @@
 #include <functional>
 #include <string>
 
-#include "report/cli.h"
+#include "lab/options/cli.h"
 
 namespace ultrascale {
 

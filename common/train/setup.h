@@ -6,8 +6,8 @@
 
 #include "data.h"
 #include "files/checkpoint.h"
+#include "lab/options/cli.h"
 #include "model/optimizer.h"
-#include "report/cli.h"
 
 namespace ultrascale {
 

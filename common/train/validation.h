@@ -14,8 +14,8 @@
 #include "comm/comm.h"
 #include "core/trace.h"
 #include "data.h"
+#include "lab/options/cli.h"
 #include "model/llama.h"
-#include "report/cli.h"
 
 namespace ultrascale {
 

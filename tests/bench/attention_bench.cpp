@@ -12,9 +12,9 @@
 
 #include "comm/comm.h"
 #include "core/device.h"
-#include "core/median_seconds.h"
 #include "core/ops.h"
 #include "core/random_tensor.h"
+#include "lab/report/median_seconds.h"
 
 using namespace ultrascale;
 

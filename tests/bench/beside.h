@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <functional>
 
-#include "core/median_seconds.h"
 #include "core/ops.h"
+#include "lab/report/median_seconds.h"
 
 namespace ultrascale {
 

@@ -14,8 +14,8 @@
 
 #include "04_context_parallel/context_parallel.h"
 #include "core/device.h"
-#include "core/median_seconds.h"
 #include "core/random_tensor.h"
+#include "lab/report/median_seconds.h"
 #include "train/run.h"
 
 using namespace ultrascale;

@@ -14,9 +14,9 @@
 #include "04_context_parallel/kernels/ops_attention_merge.h"
 #include "comm/comm.h"
 #include "core/device.h"
-#include "core/median_seconds.h"
 #include "core/ops.h"
 #include "core/random_tensor.h"
+#include "lab/report/median_seconds.h"
 
 using namespace ultrascale;
 

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <set>
 
+#include "lab/options/other_chapters.h"
 #include "refused.h"
-#include "report/other_chapters.h"
 
 namespace ultrascale::test {
 namespace {
@@ -148,8 +148,8 @@ TEST(Options, ReadmeHasTheExitCodes) {
     }
 }
 
-// The table behind "is an option of" (common/report/other_chapters.h) agrees with the programs'
-// --help.
+// The table behind "is an option of" (common/lab/options/other_chapters.h) agrees with the
+// programs' --help.
 TEST(Options, OfOtherChaptersAreKnown) {
     const std::vector<std::string> chapters = {
         "00_single_gpu",      "01_data_parallel",    "02_zero",

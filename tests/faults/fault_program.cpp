@@ -10,8 +10,8 @@
 
 #include "comm/mpi/comm_mpi.h"
 #include "core/error.h"
-#include "report/cli.h"
-#include "report/json_lines.h"
+#include "lab/options/cli.h"
+#include "lab/report/json_lines.h"
 
 using namespace ultrascale;
 

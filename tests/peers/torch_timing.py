@@ -1,4 +1,4 @@
-"""Times a call on a GPU for the PyTorch peers, as common/core/median_seconds.h does."""
+"""Times a call on a GPU for the PyTorch peers, as common/lab/report/median_seconds.h does."""
 import statistics
 import time
 

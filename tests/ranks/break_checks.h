@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "train/verify.h"
+#include "lab/verify/verify.h"
 
 namespace ultrascale {
 

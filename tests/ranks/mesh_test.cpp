@@ -94,7 +94,7 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
             // are added up.
             const auto counts = c.counts.find(axis);
             if (counts != c.counts.end()) {
-                EXPECT_EQ(mesh.counts(*p), counts->second);
+                EXPECT_EQ(counts(mesh, *p), counts->second);
             }
         }
 }

@@ -1,4 +1,4 @@
-#include "report/report.h"
+#include "lab/report/report.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "files/checkpoint_folders.h"
-#include "report/cli.h"
+#include "lab/options/cli.h"
 #include "tests/unit/saved_checkpoint.h"
 
 namespace ultrascale {

@@ -8,8 +8,8 @@
 
 #include "01_data_parallel/bucket.h"
 #include "core/threads.h"
+#include "lab/predict/prediction.h"
 #include "model/activation.h"
-#include "report/prediction.h"
 #include "train/run.h"
 
 namespace ultrascale {

@@ -6,7 +6,7 @@
 //     stage 1   F0 B0 F1 B1 W0 F2 B2 W1 F3 B3 W2 W3      W: of the weights
 #pragma once
 
-#include "report/prediction.h"
+#include "lab/predict/prediction.h"
 #include "train/run.h"
 
 namespace ultrascale::pipeline {

@@ -175,7 +175,7 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
         own = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         std::vector<Tensor> counted;
         for (const auto& p : parameters)
-            if (s.mesh.counts(*p)) counted.push_back(p->grad);
+            if (counts(s.mesh, *p)) counted.push_back(p->grad);
         ops::accumulate_sum_squares(own, counted);
         before = {};
         before.keep(parameters.parts(&Parameter::value));

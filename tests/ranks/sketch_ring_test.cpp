@@ -207,7 +207,7 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
     PredictedCommunication& sent = of_step.communication;
     if (buckets) sync.add_to(of_step, DType::fp32);
     for (const auto& p : parameters)
-        if (const Communicator& group = mesh.data_group(*p); !buckets && group.size() > 1)
+        if (const Communicator& group = data_group(mesh, *p); !buckets && group.size() > 1)
             sent.add(group, Collective::all_reduce, 1, p->grad.bytes());
     const int64_t hops = config.layers * A * (2 * (ring_size - 1) + ring_size);  // k, v; dk, dv
     sent.add(cp, Collective::send_recv, hops, hops * 2 * B * T / ring_size * config.kv_size() * 4);

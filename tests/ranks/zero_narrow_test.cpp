@@ -1,8 +1,8 @@
 // What ZeRO sends in fewer bits: values within the format's rounding and exact where they can be
 // represented, the same weights on every rank, and bytes as predicted; and broken on purpose (part
 // of comm_test).
+#include "lab/verify/whole_values.h"
 #include "parallel_break.h"
-#include "train/whole_values.h"
 
 namespace ultrascale {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include "emulator/microscope.h"
 #include "microscope_kernels.h"
 #include "race_kernels.h"
-#include "simt/microscope.h"
 
 namespace ultrascale::test {
 

@@ -1,5 +1,5 @@
-// The microscope (common/simt/microscope.h) on global memory, with small kernels whose counts are
-// known exactly; and its table.
+// The microscope (common/emulator/microscope.h) on global memory, with small kernels whose counts
+// are known exactly; and its table.
 #include "microscope_fixture.h"
 
 namespace ultrascale::test {

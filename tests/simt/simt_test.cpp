@@ -1,6 +1,6 @@
-// CUDA kernels on the CPU (common/simt): threads, blocks and warps do what CUDA's guide says, and
-// what it leaves undefined is an error that names the place.
-#include "simt/simt.h"
+// CUDA kernels on the CPU (common/emulator): threads, blocks and warps do what CUDA's guide says,
+// and what it leaves undefined is an error that names the place.
+#include "emulator/simt.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <functional>
 #include <numeric>
 
-#include "kernels.h"
 #include "core/tensor.h"
+#include "kernels.h"
 
 namespace ultrascale::test {
 namespace {

@@ -1,10 +1,10 @@
 // The formula for the peak of activation memory in cases that a single device cannot measure
 // (estimate_test.cpp measures the single-device case).
-#include "report/activations.h"
+#include "lab/predict/activations.h"
 
 #include <gtest/gtest.h>
 
-#include "report/estimate.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include "lab/verify/verify.h"
 #include "train/gradients.h"
 #include "train/setup.h"
-#include "train/verify.h"
 
 namespace ultrascale::broken {
 

@@ -1,4 +1,4 @@
-#include "report/estimate.h"
+#include "lab/predict/estimate.h"
 
 #include <gtest/gtest.h>
 

@@ -3,8 +3,8 @@
 // and their mistakes are seen.
 #include "00_single_gpu/fresh_gradients.h"
 #include "02_zero/offload_activations.h"
+#include "lab/predict/estimate.h"
 #include "llama_runs.h"
-#include "report/estimate.h"
 
 namespace ultrascale::test {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "comm/comm.h"
 #include "files/file.h"
-#include "report/json_lines.h"
+#include "lab/report/json_lines.h"
 #include "tests/test_files.h"
 
 namespace ultrascale {

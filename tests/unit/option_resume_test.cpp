@@ -1,7 +1,7 @@
 // What a run that resumes has of the options of the run so far.
 #include <gtest/gtest.h>
 
-#include "report/option_list.h"
+#include "lab/options/option_list.h"
 #include "tests/test_files.h"
 
 namespace ultrascale {

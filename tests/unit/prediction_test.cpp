@@ -1,9 +1,9 @@
 // A prediction is a sum of parts, and the counted bytes must equal it in every group.
-#include "report/prediction.h"
+#include "lab/predict/prediction.h"
 
 #include <gtest/gtest.h>
 
-#include "report/estimate.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale {
 namespace {

@@ -1,9 +1,9 @@
 // Pictures: the file is XML, contains the given words, and is the same in every run.
-#include "report/svg.h"
+#include "lab/pictures/svg.h"
 
 #include <cmath>
 
-#include "report/charts.h"
+#include "lab/pictures/charts.h"
 #include "tests/picture_checks.h"
 
 namespace ultrascale::test {

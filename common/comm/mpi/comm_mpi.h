@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "comm/comm.h"
+#include "core/stream_failure.h"
 
 namespace ultrascale {
 
@@ -140,12 +141,6 @@ std::vector<T> tell_all(Communicator::Impl& group, const T& mine) {
     exchange.wait();
     return all;
 }
-
-// Called when an exception destroys a Work before its communication has ended, since the other
-// ranks may never make their calls. From then on every wait of an Exchange throws, in
-// check_not_abandoned(), instead of hanging. (Tests reset it with false.)
-void abandon_communication(bool abandoned = true);
-void check_not_abandoned();
 
 // From now on, if this process ends in any way before stop_watching(), a line on stderr names this
 // rank; and errors of MPI end the job as end_after_mpi_error() does: of a wrong call as a bug, all

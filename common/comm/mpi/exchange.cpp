@@ -20,14 +20,6 @@ std::atomic<int64_t>& bytes_handed_over() {
     return bytes;
 }
 
-static std::atomic<bool> communication_abandoned = false;
-void abandon_communication(bool abandoned) { communication_abandoned = abandoned; }
-bool communication_is_abandoned() { return communication_abandoned; }
-void check_not_abandoned() {
-    check(!communication_abandoned,
-          "communication was given up: an exception destroyed a Work that was not waited for");
-}
-
 void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
     if (peer != rank()) bytes_handed_over() += bytes;
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {

@@ -13,11 +13,6 @@ namespace {
 // smaller allocations share a page of the device, and a handle stands for the whole page
 constexpr int64_t grain = 2 << 20;
 
-PeerMemory::Occupancy& total_occupancy() {
-    static PeerMemory::Occupancy total;
-    return total;
-}
-
 struct Export {
     bool ok;
     // the machine's boot id: a handle is meaningless on another machine
@@ -79,8 +74,6 @@ void queue(std::vector<CUstreamBatchMemOpParams> all, const Stream& stream) {
 
 }  // namespace
 
-const PeerMemory::Occupancy& PeerMemory::occupancy() { return total_occupancy(); }
-
 PeerMemory::PeerMemory(Communicator::Impl& group)
     : group_(&group), rank_(group.rank), size_(group.size()) {
     cuda_check(cudaEventCreateWithFlags(&turn_ended_, cudaEventDisableTiming));
@@ -126,7 +119,7 @@ void* PeerMemory::allocate(int64_t bytes) {
     const int64_t taken = (bytes + grain - 1) / grain * grain;
     auto block =
         std::ranges::find_if(blocks_, [&](const Block& b) { return !b.used && b.bytes == taken; });
-    Occupancy& total = total_occupancy();
+    MappedMemory& total = mapped_memory();
     if (block == blocks_.end()) {
         std::optional<Block> added = map_new(taken);
         if (!added) return nullptr;
@@ -144,7 +137,7 @@ void PeerMemory::free(void* data) {
     auto block = std::ranges::find_if(blocks_, [&](const Block& b) { return mine(b) == data; });
     block->used = false;
     block->let_go_at = meetings_;
-    total_occupancy().used -= block->bytes;
+    mapped_memory().used -= block->bytes;
 }
 
 const PeerMemory::Block* PeerMemory::block_of(const void* data) const {

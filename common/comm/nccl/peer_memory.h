@@ -59,13 +59,6 @@ public:
         cuda_check(cudaEventRecord(turn_ended_, cuda_stream(stream)));
     }
 
-    // The bytes of all groups' blocks for tensors, how many of them tensors use now, and the most
-    // they ever used.
-    struct Occupancy {
-        int64_t held = 0, used = 0, most_used = 0;
-    };
-    static const Occupancy& occupancy();
-
 private:
     struct Block {
         std::vector<char*> of_rank;  // its own, and the others' as mapped here

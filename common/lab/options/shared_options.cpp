@@ -1,0 +1,271 @@
+// The options that all training chapters share, and the rules on which of them go together.
+#include <filesystem>
+
+#include "cli.h"
+#include "comm/comm.h"
+#include "core/error.h"
+#include "core/memory.h"
+#include "files/checkpoint.h"
+#include "files/checkpoint_folders.h"
+#include "files/checkpoint_notes.h"
+#include "files/file.h"
+#include "lab/page/page.h"
+#include "lab/pictures/svg.h"
+#include "lab/report/report.h"
+
+namespace ultrascale {
+
+void add_shared_options(OptionList& options, Options& o) {
+    options.add("--model", o.model, "Preset, or a directory with a config.json")
+        .only_if([&o] { return o.load.empty(); }, "the model is the one in --load's directory")
+        .show_default();
+    options.add("--layers", o.layers, "Override the model's depth").at_least(1);
+    options.add("--load", o.load,
+                "Hugging Face Llama directory to load; a training run saved there resumes");
+    const OneOption save =
+        options.add("--save", o.save, "Directory in which to save the model at the end");
+    options
+        .add("--save-every", o.save_every,
+             "Also save to checkpoint-STEP in that directory every this many steps; the last two "
+             "are kept")
+        .at_least(1)
+        .needs(save);
+    options.add(
+        "--data", o.data,
+        "Text file (each byte is a token) or .bin file (uint16 tokens; uint32 for a vocabulary "
+        "above 65,536). Default: the text that comes with the project, or a resumed run's file");
+    const OneOption val_data = options.add(
+        "--val-data", o.val_data,
+        "Validation data: a file like --data's whose loss is measured but which is not trained on");
+    options
+        .add("--val-every", o.val_every, "Validate every this many steps, and after the last one")
+        .at_least(1)
+        .needs(val_data)
+        .show_default();
+    options.add("--steps", o.steps, "Optimizer steps").at_least(0).show_default();
+    options
+        .add("--seq", o.seq, "Sequence length in tokens. Default: the preset's, or a resumed run's")
+        .at_least(1);
+    options.add("--micro-batch", o.micro_batch, "Sequences per forward and backward")
+        .at_least(1)
+        .show_default();
+    options.add("--grad-accum", o.grad_accum, "Micro-batches per step").at_least(1).show_default();
+    options.add("--lr", o.optimizer.lr, "Learning rate").between(0, 1e6).show_default();
+    options.choice("--lr-schedule", o.optimizer.cosine, {{"constant", false}, {"cosine", true}},
+                   "Learning-rate schedule");
+    options
+        .add("--lr-steps", o.optimizer.total_steps,
+             "Step at which the cosine schedule ends. Default: this run's last step")
+        .at_least(1)
+        .only_if([&o] { return o.optimizer.cosine; },
+                 "a constant rate has no end; only --lr-schedule cosine has one");
+    options.add("--warmup", o.optimizer.warmup, "Steps of linear warm-up")
+        .at_least(0)
+        .show_default();
+    options.add("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")
+        .between(0, 1e6)
+        .show_default();
+    options.add("--clip", o.optimizer.clip, "Clip the gradient to this global norm; 0: off")
+        .between(0, 1e30)
+        .show_default();
+    options.add("--seed", o.seed, "Seed of the weights and of --shuffle")
+        .between(0, INT64_MAX)
+        .show_default();
+    options.flag("--shuffle", o.shuffle, "Permute the samples");
+    options
+        .add("--document-token", o.document_token,
+             "Token that starts a document: attention does not reach into earlier documents, "
+             "positions restart, and as a target this token does not count")
+        .at_least(0);
+    options
+        .add("--ignore-token", o.ignore_token,
+             "Targets equal to this token become -100 and do not count in the loss")
+        .at_least(0);
+    options.choice("--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
+                   "Weights and activations (bf16 keeps fp32 master weights)");
+    options.flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
+    options.choice(
+        "--recompute", o.recompute,
+        {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
+        "Activation recomputation");
+    options.choice("--attention", o.attention,
+                   {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
+                   "Attention in tiles (flash), or with the whole T x T matrix in memory (naive)");
+    options
+        .add("--loss-chunk", o.loss_chunk,
+             "Compute the loss in chunks of this many tokens, so that only their logits exist at "
+             "once; 0: the whole micro-batch at once")
+        .at_least(0);
+    options.flag(
+        "--verify,!--no-verify", [&o](bool on) { o.verify = on; },
+        "Compare the first 6 steps with plain training on one device. Default: on for models under "
+        "5 M parameters");
+    options.add("--sample", o.sample, "Generate this many bytes of text after the training")
+        .at_least(0);
+    const auto samples = [&o] { return o.sample > 0; };
+    options.add("--prompt", o.prompt, "With --sample: the text to continue")
+        .only_if(samples, "it is for --sample")
+        .show_default();
+    options
+        .add("--temperature", o.temperature,
+             "With --sample: below 1 likely tokens become likelier, above 1 less so")
+        .between(1e-3, 1e3)
+        .only_if(samples, "it is for --sample")
+        .show_default();
+    options.flag("--explain", o.explain,
+                 "Print the events of one step in the order in which they happen");
+    options.flag("--profile", o.profile, "Print the most expensive operations");
+    options.choice("--report", o.full_report, {{"short", false}, {"full", true}},
+                   "At the end print the results only (short), or also the formulas, tables and "
+                   "charts that explain them (full)");
+    options
+        .add("--log-every", o.log_every,
+             "Print a line every this many steps, and for the first and the last one")
+        .at_least(1)
+        .show_default();
+    options.add("--json", o.json,
+                "Write one JSON object per step or per table row, and a summary, to this file");
+    options.add("--html", o.html,
+                "Write a page about the run for a browser to this file: figures, charts, a "
+                "timeline of all ranks");
+    options.add("--trace", o.trace, "Write a trace for Chrome or Perfetto to this file");
+    options.add("--svg", o.svg, "Directory to write the chapter's pictures of this run to")
+        .only_if([&o] { return o.steps > 0; }, "there is no step to draw; --steps 1 or more");
+    options
+        .add("--peak-tflops", o.peak_tflops,
+             "The device's dense peak in TFLOP/s, for MFU. Default: the datasheet's (GPU) or "
+             "measured (CPU)")
+        .between(1e-9, 1e9);
+    options.choice("--copy-engines", o.copy_engines, {{"on", true}, {"off", false}},
+                   "On GPUs of one machine: run large collectives as copies into the other GPUs' "
+                   "memory (on), or all with NCCL's kernels (off)");
+    options
+        .add("--dropout", o.dropout,
+             "Dropout probability for everything that is added to the residual stream")
+        .between(0, 0.99);
+    const OneOption size =
+        options
+            .add("--node-size", o.node_size,
+                 "Simulate nodes of this many ranks, with slow links between the nodes")
+            .between(1, 1e6);
+    const OneOption rate =
+        options
+            .add("--inter-gbps", o.inter_gbps,
+                 "With --node-size: rate of each rank's network card between the nodes, Gbit/s")
+            .between(1e-3, 1e5);
+    size.needs(rate), rate.needs(size);
+    options
+        .add("--device-memory", o.device_memory_gib,
+             "Pretend that the device has this many GiB of memory")
+        .between(1e-6, 1e9);
+    options
+        .flag("--estimate", o.estimate,
+              "Predict what this many ranks would hold and send, without allocating or training "
+              "anything")
+        .ignores(both(training_outputs, training_course),
+                 "it is about what a rank holds and sends in any step")
+        .ignores({"--document-token"}, "the data decide what it saves; an estimate has none");
+    options.of_training({"--shuffle", "--document-token", "--ignore-token", "--dtype", "--dropout"},
+                        Another::refused);
+    options.of_training({"--lr", "--lr-schedule", "--lr-steps", "--warmup", "--weight-decay",
+                         "--clip", "--seed", "--fp32-grads", "--attention", "--loss-chunk"},
+                        Another::told);
+    options.of_training({"--micro-batch", "--grad-accum"}, Another::allowed);
+}
+
+// folder_to_load() as rank 0 sees it: another rank's view of a file that is just being replaced may
+// be older. All ranks call it.
+static std::string folder_for_all_ranks(const std::string& dir) {
+    const Communicator& world = Communicator::world();
+    std::string folder;
+    check_on_all_ranks([&] {
+        if (world.rank() == 0) folder = folder_to_load(dir);
+    });
+    return world.broadcast_string(folder, 0);
+}
+
+// What the run in --load recorded holds for one that resumes it. (A batch is given as a whole.)
+static void resume_options(OptionList& options, Options& o) {
+    if (o.load.empty()) return;
+    o.load = folder_for_all_ranks(o.load);
+    o.own_head = has_own_head(o.load);
+    if (!has_training_state(o.load)) return;
+    const TrainingState state = load_training_state(o.load);
+    OptionTexts recorded = state.options;
+    if (recorded.empty()) return;  // nothing was recorded
+    if (options.given("--micro-batch") || options.given("--grad-accum"))
+        recorded.erase("--micro-batch"), recorded.erase("--grad-accum");
+    o.notes = options.resume(recorded, o.load, state.step > 0);
+}
+
+// A resumed run continues with the file it was trained on.
+static void take_data_of_run(Options& o) {
+    if (o.load.empty() || !o.data.empty() || !has_training_state(o.load)) return;
+    const std::string data = load_training_state(o.load).data;
+    o.data_of_run = !data.empty();
+    if (data.empty() || data == built_in_data) return;
+    std::error_code ignored;
+    if (!std::filesystem::exists(data, ignored))
+        user_error(
+            "{}: the run in {} was trained on this file, which is not there any more; give its new "
+            "place with --data",
+            printable(data), o.load);
+    o.data = data;
+}
+
+void check_nodes(const Options& o) {
+    const int ranks = Communicator::world().size();
+    if (o.node_size > 0 && ranks % o.node_size != 0)
+        user_error(
+            "--node-size {}: {} cannot be cut into nodes of {}, which must divide their "
+            "number",
+            o.node_size, format_count(ranks, "rank"), o.node_size);
+    if (o.node_size > 0 && ranks_on_this_node() != ranks)
+        user_error(
+            "--node-size pretends the nodes of one machine; these ranks are on several already");
+}
+
+Options parse_options(int argc, char** argv, const std::string& name,
+                      const std::string& description,
+                      const std::function<void(OptionList&, const Options&)>& add_own,
+                      const Options& defaults) {
+    Options o = defaults;
+    const auto add = [&](OptionList& options) {
+        add_shared_options(options, o);
+        add_own(options, o);
+    };
+    const auto resume = [&](OptionList& options) { resume_options(options, o); };
+    const auto check = [&](const OptionList& options) {
+        o.values = options.values(), o.of_training = options.texts_of_training();
+        o.given_names = options.given();
+        if (o.fp32_grads && o.dtype == DType::fp32)
+            user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");
+        const std::pair<const char*, std::string> files[] = {
+            {"--json", o.json}, {"--trace", o.trace}, {"--html", o.html}};
+        for (const auto& [one, path] : files)
+            for (const auto& [other, same] : files)
+                if (one < other && !path.empty() && path == same)
+                    user_error("{} and {} name the same file, {}", one, other, path);
+        for (const std::string& path : {o.json, o.trace})
+            if (!path.empty()) AtomicFile probe(path);  // fails now rather than after the training
+        if (!o.html.empty()) open_page(o.html);
+        if (!o.svg.empty()) check_can_draw(o.svg);
+        if (!o.save.empty()) check_can_save(o.save);
+        std::error_code ignored;
+        if (!o.load.empty() || std::filesystem::is_directory(o.model, ignored))
+            for (std::string& note : checkpoint_notes(o.model_name(), o.config(), !o.load.empty()))
+                o.notes.push_back(std::move(note));
+    };
+    parse_command_line(argc, argv, name, description, add, check, resume);
+    for (const std::string& note : o.notes) print(wrapped("note: " + note));
+    take_data_of_run(o);
+    if (o.sample > 0 && (o.config().vocab < 256 || o.prompt.empty()))
+        user_error(
+            "--sample reads and prints bytes: it needs a vocabulary of at least 256 and a "
+            "--prompt");
+    use_copy_engines(o.copy_engines);
+    if (o.device_memory_gib > 0) memory_set_limit(int64_t(o.device_memory_gib * double(1 << 30)));
+    return o;
+}
+
+}  // namespace ultrascale

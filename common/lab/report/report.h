@@ -1,0 +1,90 @@
+// What every chapter prints: progress while it runs, a report at the end, and both as JSON lines
+// (--json). All ranks call every function; rank 0 prints and writes.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/comm.h"
+#include "core/device.h"
+#include "json_lines.h"
+#include "lab/options/cli.h"
+#include "lab/predict/estimate.h"
+#include "lab/predict/prediction.h"
+
+namespace ultrascale {
+
+struct StepRecord {
+    int64_t step;  // 1, 2, ...
+    double loss, grad_norm, lr, seconds;
+    int64_t tokens;                       // of the whole step, over all ranks
+    std::optional<double> val_loss = {};  // if a validation followed the step
+    std::string note = {};                // at the end of the printed line: "skipped"
+};
+
+// Whether `here` is true on all ranks. Prints the numbers of the other ranks where it is not; rank
+// 0's own result is in its tables.
+bool as_predicted_everywhere(bool here);
+
+class Report {
+public:
+    Report(std::string chapter, const Options& options, const StepShape& shape,
+           int64_t total_steps);
+    ~Report();
+    bool full() const;  // --report full: chapters also print what explains the figures
+
+    // Prints the first lines: model, batch, data, device. `global_batch` is in sequences, divided
+    // among `replicas` of the model (0: each rank has one). data_description is empty if no data is
+    // read.
+    void configuration(int64_t global_batch, const std::string& data_description,
+                       int64_t replicas = 0);
+    // Prints another one: what the chapter does ("  sync    bucket: ..."). `layout`: the layout of
+    // the ranks ({"dp", 4}).
+    void technique(const std::string& label, const std::string& words, const JsonFields& layout);
+    // Progress: a printed line every --log-every steps, and a line of JSON for each step.
+    void step(const StepRecord& record);
+    // Prints the loss on --val-data after `step`; step() calls it if the record has one.
+    void validation(int64_t step, double loss);
+
+    // The report's sections compare each rank's own prediction with what it measured; their result
+    // is the same on all ranks. memory() measures what is held now (the end of a step) and the
+    // peaks since memory_reset_peak(), and returns whether the persistent categories are equal and
+    // the peaks within peak_tolerance. With --report full it prints a row per rank if ranks hold
+    // different amounts.
+    bool memory(const Prediction& predicted);
+    // Covers everything since communication_reset_counts() except `not_of_steps` (a validation's
+    // communication); times are of the steps after warm-up. Returns whether calls and bytes are
+    // equal in each group of ranks and for each kind.
+    bool communication(const Prediction& of_step, int64_t steps,
+                       const CommunicationCounts& not_of_steps = {});
+    // The same if steps differ: the prediction is for all `steps` of the run together.
+    bool communication_of_run(const Prediction& of_run, int64_t steps,
+                              const CommunicationCounts& not_of_steps = {});
+    // Medians over the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device; past 8,192
+    // tokens or with documents also
+    // those that count only keys that a token sees (predicted.seen).
+    void throughput(const Prediction& predicted);
+    // --estimate prints this instead of these sections: the prediction, for `steps` steps together,
+    // of the rank that has the least memory left, and whether it fits. `advice`: which options
+    // would need less.
+    void estimate(const Prediction& of_run, int64_t steps, const std::string& advice);
+    // Adds a chapter's own value to the JSON summary: {"summary": {section: {key: value}}}.
+    void value(const std::string& section, const std::string& key, double number);
+    void text(const std::string& section, const std::string& key, const std::string& words);
+    // Writes a row of a table that the chapter prints (--compare, --demo, --estimate): {"row":
+    // {...}}.
+    void row(const JsonFields& fields);
+
+    void finish();  // writes --json's summary and --trace, prints --profile
+
+private:
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+// Prints a line on rank 0.
+void print(const std::string& line);
+
+}  // namespace ultrascale

@@ -1,0 +1,42 @@
+// A batch of samples, on the host and on the device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace ultrascale {
+
+// A batch of samples on the host. All vectors are (B, T), row-major.
+struct HostBatch {
+    int64_t sequences = 0, length = 0;
+    std::vector<int32_t> tokens, targets;  // ignored targets are -100
+    std::vector<int32_t> positions;  // 0, 1, 2, ... from the sequence's or the document's start
+    // Index in the sequence of the document's first token; empty without documents.
+    std::vector<int32_t> document_starts;
+    int64_t counted_targets = 0;
+    int64_t first_sample = 0;  // index of its first sequence in the run
+    // If it holds only a part of each sequence: their length, and, if there are documents, the
+    // whole batch.
+    int64_t whole_length = 0;
+    std::shared_ptr<const HostBatch> whole = {};
+};
+
+// One micro-batch on the device. positions restart at each document; document_starts is empty
+// without documents.
+struct Batch {
+    Tensor tokens, targets, positions, document_starts;  // (B, T) int32
+    int64_t counted_targets = 0;                         // number of targets that are not ignored
+    // Index of its first sequence in the run, independent of the layout of ranks.
+    int64_t first_sample = 0;
+    // If a rank holds only a part of each sequence (HostBatch): their length, and the whole batch.
+    int64_t whole_length = 0;
+    std::shared_ptr<const HostBatch> whole = {};
+    int64_t sequences() const { return tokens.size(0); }
+    int64_t length() const { return tokens.size(1); }
+    int64_t sample_length() const { return whole_length > 0 ? whole_length : length(); }
+};
+
+}  // namespace ultrascale
