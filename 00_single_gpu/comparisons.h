@@ -96,7 +96,7 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
     print(fmt::format("  {:<20} {:>10} {:>10} {:>6} {:>9} {:>10} {:>6} {:>6}  {}",
                       "attention, recompute", "peak act.", "predicted", "saved", "ms", "extra FLOP",
                       "MFU", "HFU", "gradient"));
-    const Share share{.micro_batch = shape.micro_batch};
+    const DataSlice slice{.micro_batch = shape.micro_batch};
     std::vector<float> gradient;
     int64_t most = 0;
     bool equal = true;
@@ -108,7 +108,7 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
         model.parameters().allocate_values(options.dtype);
         model.parameters().allocate_grads(options.grad_dtype());
         load_or_initialize(options, model.parameters());
-        const double seconds = measure(loader, share, s.micro_batch, 3, [&](Step& step) {
+        const double seconds = measure(loader, slice, s.micro_batch, 3, [&](Step& step) {
                                    model.parameters().begin_gradients();
                                    for (MicroBatch micro_batch : step.micro_batches()) {
                                        Saved saved;

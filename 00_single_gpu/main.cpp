@@ -15,7 +15,7 @@ namespace {
 
 // What train_step() records for the report: with --noise-scale the norm of the first micro-batch's
 // gradient; in the first step, the tensors that forward keeps; and when steps end.
-struct Watched {
+struct StepRecords {
     bool noise_scale;
     FreshGradients* fresh = nullptr;  // with --fresh-grads
     NoiseScale noise = {};
@@ -26,31 +26,31 @@ struct Watched {
 
 // One training step. The batch may be larger than what fits at once: micro-batches go through the
 // model one after the other, and their gradients add up.
-void train_step(Step& step, Llama& model, AdamW& optimizer, Watched& watched) {
+void train_step(Step& step, Llama& model, AdamW& optimizer, StepRecords& records) {
     ParameterList& parameters = model.parameters();
     // exercise 00.1 begin: clear the gradients; then each micro-batch forward and backward
     parameters.begin_gradients(step.accumulated);
-    for (MicroBatch micro_batch : step.micro_batches({watched.fresh})) {
+    for (MicroBatch micro_batch : step.micro_batches({records.fresh})) {
         Saved saved;
         phase("forward", [&] { model.forward({}, saved, micro_batch); });
-        if (step.first && micro_batch.micro_batch == 0) watched.kept.collect(saved);
+        if (step.first && micro_batch.micro_batch == 0) records.kept.collect(saved);
         phase("backward", [&] { model.backward({}, saved, micro_batch); });
-        if (watched.noise_scale && micro_batch.micro_batch == 0)
-            watched.first_squared_norm = scalar(squared_gradient_norm(parameters));
+        if (records.noise_scale && micro_batch.micro_batch == 0)
+            records.first_squared_norm = scalar(squared_gradient_norm(parameters));
     }
     // exercise 00.1 end
     step.verify_gradient();
     const Tensor squared_norm =
         phase("gradient norm", [&] { return squared_gradient_norm(parameters); });
     phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
-    if (watched.fresh) watched.fresh->free(parameters);
+    if (records.fresh) records.fresh->free(parameters);
     const double squared = step.finish(squared_norm), a = double(step.accumulated);
     // The first micro-batch's gradient was divided by all of the step's targets: times a, it is the
     // mean over its own.
-    if (watched.noise_scale && step.accumulated > 1)
-        watched.noise.add(double(step.sequences) / a, watched.first_squared_norm * (a * a),
+    if (records.noise_scale && step.accumulated > 1)
+        records.noise.add(double(step.sequences) / a, records.first_squared_norm * (a * a),
                           double(step.sequences), squared);
-    watched.timeline.step_ended();
+    records.timeline.step_ended();
 }
 
 void print_noise_scale(Report& report, const NoiseScale& noise, int64_t micro_batch, int64_t seq) {
@@ -67,11 +67,11 @@ void print_noise_scale(Report& report, const NoiseScale& noise, int64_t micro_ba
 // its prediction.
 bool train(const Options& options, const Chapter& chapter, const StepShape& shape,
            const SeqRamp& lengths) {
-    const Share share{.micro_batch = options.micro_batch,
-                      .mean = chapter.naive_mean ? MeanOver::micro_batch : MeanOver::batch};
+    const DataSlice slice{.micro_batch = options.micro_batch,
+                          .mean = chapter.naive_mean ? MeanOver::micro_batch : MeanOver::batch};
     const BatchRamp ramp = chapter.ramp(options);
     Run run(
-        "00_single_gpu", options, shape, share, [&](int64_t s) { return ramp.sequences(s); },
+        "00_single_gpu", options, shape, slice, [&](int64_t s) { return ramp.sequences(s); },
         lengths.cuts([&](int64_t s) { return ramp.sequences_before(s); }));
     if (chapter.compare == "recompute") return compare_recomputation(options, shape, run.loader());
 
@@ -85,12 +85,12 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     if (chapter.naive_mean) what.not_equal = "each micro-batch takes the mean over its own targets";
     if (lengths) what.label = "seq", what.technique = lengths.description();
     run.start(what);
-    Watched watched{.noise_scale = chapter.noise_scale,
-                    .fresh = chapter.fresh_grads ? &fresh : nullptr};
+    StepRecords records{.noise_scale = chapter.noise_scale,
+                        .fresh = chapter.fresh_grads ? &fresh : nullptr};
     const int64_t first = chapter.first_step(options);
     while (Step* step = run.next()) {
         if (lengths) step->note = fmt::format("seq {}", lengths.length(step->number - 1));
-        train_step(*step, model, optimizer, watched);
+        train_step(*step, model, optimizer, records);
     }
 
     return run.finish([&](Report& report) {
@@ -110,15 +110,15 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
         if (report.full()) {
             print_anatomy(shape);
             print_peak(shape);
-            watched.kept.print_table();
-            watched.timeline.print_chart();
-            print_first_steps(report, watched.timeline);
+            records.kept.print_table();
+            records.timeline.print_chart();
+            print_first_steps(report, records.timeline);
         }
-        draw_memory(options.svg, watched.timeline);
+        draw_memory(options.svg, records.timeline);
         ok = report.communication(predicted, options.steps) && ok;
         report.throughput(chapter.predict(usual, most));
-        if (watched.noise.count() > 0)
-            print_noise_scale(report, watched.noise, options.micro_batch, shape.seq);
+        if (records.noise.count() > 0)
+            print_noise_scale(report, records.noise, options.micro_batch, shape.seq);
         return ok;
     });
 }

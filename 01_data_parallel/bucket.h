@@ -60,7 +60,7 @@ public:
             bucket.under_way.clear();
             arrived(bucket);
         }
-        sum_besides(parameters_, mesh_);
+        sum_over_replica_groups(parameters_, mesh_);
     }
     void add_to(Prediction& prediction, DType gradients) const override {
         for (const Bucket& bucket : buckets_)

@@ -36,9 +36,9 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer,
                         const DataLoader& loader, const Options& options,
                         const SyncStep& train_step) {
     const Communicator& ranks = Communicator::world();
-    const Share share{options.micro_batch, ranks.size(), ranks.rank()};
+    const DataSlice slice{options.micro_batch, ranks.size(), ranks.rank()};
     trace_record(true);
-    const Measured m = measure(loader, share, share.micro_batch * share.count, options.steps,
+    const Measured m = measure(loader, slice, slice.micro_batch * slice.count, options.steps,
                                [&](Step& step) { train_step(step, model, optimizer, sync); });
     trace_record(false);
     SyncCost cost{.step_seconds = m.step_seconds,

@@ -31,8 +31,8 @@ public:
     // backward, as with PyTorch's no_sync: the others only add to the gradients.
     // ParameterList::begin_gradients takes their number.)
     virtual void finish() = 0;
-    // Adds what one synchronisation sends (except for sum_besides()) and what it holds besides the
-    // gradients. `gradients`: their dtype; with --estimate they are not allocated.
+    // Adds what one synchronisation sends (except for sum_over_replica_groups()) and what it holds
+    // besides the gradients. `gradients`: their dtype; with --estimate they are not allocated.
     virtual void add_to(Prediction& prediction, DType gradients) const = 0;
 
 protected:

@@ -87,7 +87,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
             return std::make_unique<PlainTraining>(
                 options, shape.config, run.loader(),
                 std::vector<int64_t>(size_t(steps), sequences_of_step(options, ranks.size())),
-                std::function<void(Parts&)>());
+                std::function<void(ModuleFactories&)>());
         };
     }
     run.start(what);

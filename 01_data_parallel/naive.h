@@ -20,7 +20,7 @@ public:
             const TraceName name(TraceName::whole, parameter->name);
             data_group(mesh_, *parameter).all_reduce(parameter->grad);
         }
-        sum_besides(parameters_, mesh_);
+        sum_over_replica_groups(parameters_, mesh_);
     }
     void add_to(Prediction& prediction, DType gradients) const override {
         add_one_all_reduce_each(prediction, gradients);

@@ -28,7 +28,7 @@ public:
         parameters_.check_complete();
         for (Work& work : under_way_) work.wait();
         under_way_.clear();
-        sum_besides(parameters_, mesh_);
+        sum_over_replica_groups(parameters_, mesh_);
     }
     void add_to(Prediction& prediction, DType gradients) const override {
         add_one_all_reduce_each(prediction, gradients);

@@ -23,7 +23,7 @@ public:
         parameters_.check_complete();
         const TraceName name(TraceName::whole, "gradients");
         ring_all_reduce(ranks_, parameters_.flat_grads(), directions_);
-        sum_besides(parameters_, mesh_);
+        sum_over_replica_groups(parameters_, mesh_);
     }
     void add_to(Prediction& prediction, DType gradients) const override {
         const int64_t count = parameters_.local_numel();

@@ -42,7 +42,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
     const Communicator& ranks = Communicator::world();
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
     const int64_t B = options.micro_batch, N = ranks.size(), A = options.grad_accum;
-    const Share share{.micro_batch = B, .count = N, .replica = ranks.rank()};
+    const DataSlice slice{.micro_batch = B, .count = N, .replica = ranks.rank()};
     const int64_t sequences = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
@@ -74,7 +74,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
         zero->start();
         const Measured m = measure(
-            loader, share, sequences, options.steps,
+            loader, slice, sequences, options.steps,
             [&](Step& step) { train_step(step, model, *zero); }, [&] { zero->finish(); });
 
         const Prediction predicted =

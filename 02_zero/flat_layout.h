@@ -21,23 +21,23 @@
 #include <map>
 #include <vector>
 
-#include "train/replica_groups.h"
 #include "model/llama.h"
 #include "model/optimizer.h"
+#include "train/replica_groups.h"
 
 namespace ultrascale {
 
 enum class Cut { unit, model };
 
 struct FlatUnit {
-    struct Place {
+    struct Segment {
         Parameter* parameter;
         int64_t offset;  // in the flat tensor
     };
     const Unit* unit;           // with Cut::model the first one
     std::string name;           // the unit's, or "model"
     const Communicator* group;  // each of its ranks has one shard
-    std::vector<Place> places;
+    std::vector<Segment> places;
     int64_t numel = 0;   // elements of its parameters
     int64_t padded = 0;  // elements of its flat tensor
     int64_t shard = 0;   // elements of a shard: padded / n
@@ -130,17 +130,16 @@ public:
 
     // Whether ranks along a split axis hold copies of it, as of a key-value head.
     static bool has_copies(const Parameter& parameter) {
-        return std::ranges::find(parameter.also_summed_over, "kv") !=
-               parameter.also_summed_over.end();
+        return std::ranges::find(parameter.replica_groups, "kv") != parameter.replica_groups.end();
     }
     // Further groups over which gradients are summed: of all parameters of a flat tensor.
-    std::vector<std::string> also_summed_over(size_t u) const {
+    std::vector<std::string> replica_groups(size_t u) const {
         return without_copies(*flats_[u].places.front().parameter);
     }
 
 private:
     static std::vector<std::string> without_copies(const Parameter& parameter) {
-        std::vector<std::string> groups = parameter.also_summed_over;
+        std::vector<std::string> groups = parameter.replica_groups;
         std::erase(groups, "kv");
         return groups;
     }

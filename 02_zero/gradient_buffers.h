@@ -43,7 +43,7 @@ public:
             // The padding, which is reduced, too, and enters the norm.
             ops::fill(buffers_[u].slice(flat.numel, flat.padded), 0);
             layout_->place(u, buffers_[u], &Parameter::grad);
-            for (const FlatUnit::Place& place : flat.places) place.parameter->has_grad = false;
+            for (const FlatUnit::Segment& place : flat.places) place.parameter->has_grad = false;
         }
     }
     // A unit is reduced after the pass in which as many of its gradients have become complete as it
@@ -78,10 +78,11 @@ public:
         Tensor sum;    // (shard) the output: the shard itself, or a tensor to be added to it
         bool add;      // whether `sum` must still be added to the shard
         Work work;
-        std::function<void()> arrived = {};  // makes the sum of what has come (narrow.h)
+        std::function<void()> arrived =
+            {};  // makes the sum of what has come (quantised_transfer.h)
     };
     Reduction take(size_t u) {
-        for (const FlatUnit::Place& place : (*layout_)[u].places)
+        for (const FlatUnit::Segment& place : (*layout_)[u].places)
             if (!place.parameter->has_grad) place.parameter->begin_contribution_in_place();  // zero
         const bool add = reduced_[u];
         reduced_[u] = true;

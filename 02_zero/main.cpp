@@ -43,10 +43,10 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
             {.micro_batch = options.micro_batch, .count = ranks.size(), .replica = ranks.rank()});
 
     std::optional<ActivationsOnHost> inputs;
-    Parts parts = default_parts(shape.config, shape.model);
+    ModuleFactories factories = default_factories(shape.config, shape.model);
     if (zero_options.offload_activations)
-        parts.checkpoint = inputs.emplace(shape.config.layers).checkpoints();
-    Llama model(shape.config, shape.model, parts, Stage::whole(shape.config));
+        factories.checkpoint = inputs.emplace(shape.config.layers).checkpoints();
+    Llama model(shape.config, shape.model, factories, Stage::whole(shape.config));
     const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
     const Prediction of_step = predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
     check_fits_everywhere(of_step.memory, memory_limit(), what_needs_less(options, zero_options));

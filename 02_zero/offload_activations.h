@@ -30,9 +30,9 @@ public:
     explicit ActivationsOnHost(int64_t layers) : inputs_(size_t(layers)) {}
 
     // The factory of layers' checkpoints that keep the inputs here. It must outlive the model.
-    Parts::Factory<Checkpoint, const Place&> checkpoints() {
-        return [this](const Place& place) {
-            return std::make_unique<OnHost>(*this, size_t(place.layer));
+    ModuleFactories::Factory<Checkpoint, const ModulePath&> checkpoints() {
+        return [this](const ModulePath& path) {
+            return std::make_unique<OnHost>(*this, size_t(path.layer));
         };
     }
     int64_t bytes_to_host() const { return to_host_bytes_; }  // since the start

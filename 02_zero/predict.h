@@ -41,8 +41,8 @@ inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit
 // byte: it includes the padding of flat_layout.h, for which there are no optimizer states. In units
 // of (n-1)/n Psi (Psi: the bytes of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A minus
 // what stage 3 need not gather twice; with --keep-gathered on it sends A + 1 as well, with --cut
-// model 2 A. Where gradients are summed over further groups of `mesh` (sum_besides), their shards
-// travel.
+// model 2 A. Where gradients are summed over further groups of `mesh` (sum_over_replica_groups),
+// their shards travel.
 inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroOptions& zero,
                    const StepShape& shape, int64_t A, const ZeroWalk& walk, const Mesh& mesh) {
     MemoryEstimate& m = prediction.memory;
@@ -77,8 +77,8 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
                                                                                   : 1;
         // In fewer bits: with scales, in calls of their own.
         const auto add_narrow = [&](Collective kind, int64_t n, Sent how) {
-            p.add(ranks, kind, n * Narrow::calls(how),
-                  n * Narrow::bytes(how, padded, ranks.size()));
+            p.add(ranks, kind, n * QuantisedTransfer::calls(how),
+                  n * QuantisedTransfer::bytes(how, padded, ranks.size()));
         };
         if (const Sent how = sent_among(zero.sums, ranks.size());
             zero.stage >= 2 && how != Sent::plain)
@@ -93,7 +93,7 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
         else if (gathers > 0)
             p.add(ranks, Collective::all_gather, gathers, gathers * padded * value_bytes);
         const Range summed = zero.stage == 0 ? layout.whole(u) : layout.shard_of(u, ranks.rank());
-        for (const std::string& group : layout.also_summed_over(u))
+        for (const std::string& group : layout.replica_groups(u))
             p.add(mesh.group(group), Collective::all_reduce, 1, summed.size() * grad_bytes);
         for (const auto& [parameter, begin, at] : layout.pieces(u, summed))
             if (FlatLayout::has_copies(*parameter))

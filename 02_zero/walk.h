@@ -85,7 +85,7 @@ private:
     int64_t whole_bytes(size_t u) const { return layout_[u].padded * value_bytes_; }
     // Bytes of a flat tensor in fewer bits.
     int64_t narrow_bytes(size_t u, Sent sent) const {
-        return Narrow::bytes(sent, layout_[u].padded, layout_[u].group->size());
+        return QuantisedTransfer::bytes(sent, layout_[u].padded, layout_[u].group->size());
     }
     Sent sent(size_t u, Sent chosen) const { return sent_among(chosen, layout_[u].group->size()); }
     void gather(size_t u) {

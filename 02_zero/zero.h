@@ -86,7 +86,7 @@ public:
     }
     virtual void end_micro_batch() = 0;
     virtual Tensor squared_norm() {  // (1) fp64
-        sum_besides(grad_shards_);
+        sum_over_replica_groups(grad_shards_);
         return sum_squares(grad_shards_);
     }
     virtual void update(double lr, const Tensor& squared_norm) = 0;
@@ -153,19 +153,20 @@ protected:
         mesh_.group({"dp", "cp", "ep", "pp", "tp"}).all_reduce(sum);
         return sum;
     }
-    // Some gradients must also be summed over further groups (Parameter::also_summed_over), after
-    // the last backward. This does what sum_besides() of train/gradients.h does, but on shards.
-    // This chapter alone has no such gradients; with tensor parallelism (03) those of the norms
-    // are, and those of key-value heads that several ranks hold.
-    void sum_besides(const std::vector<Tensor>& shards) const {
-        for (size_t u = 0; u < shards.size(); ++u) sum_besides(u, shards[u], shard_of(u));
+    // Some gradients must also be summed over further groups (Parameter::replica_groups), after
+    // the last backward. This does what sum_over_replica_groups() of train/gradients.h does, but on
+    // shards. This chapter alone has no such gradients; with tensor parallelism (03) those of the
+    // norms are, and those of key-value heads that several ranks hold.
+    void sum_over_replica_groups(const std::vector<Tensor>& shards) const {
+        for (size_t u = 0; u < shards.size(); ++u)
+            sum_over_replica_groups(u, shards[u], shard_of(u));
     }
-    void sum_besides(size_t u, const Tensor& gradients, const Range& range) const {
+    void sum_over_replica_groups(size_t u, const Tensor& gradients, const Range& range) const {
         const TraceName name = name_of(u);
         for (const auto& [parameter, begin, at] : layout_.pieces(u, range))
             if (FlatLayout::has_copies(*parameter))
                 mesh_.group("kv").all_reduce(gradients.slice(at.begin, at.end));
-        for (const std::string& group : layout_.also_summed_over(u))
+        for (const std::string& group : layout_.replica_groups(u))
             mesh_.group(group).all_reduce(gradients);
     }
 

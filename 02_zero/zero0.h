@@ -45,7 +45,7 @@ public:
         std::vector<Tensor> shards;
         for (size_t u = 0; u < layout_.size(); ++u) {
             const Tensor whole = of_unit(grads_, u);
-            sum_besides(u, whole, layout_.whole(u));
+            sum_over_replica_groups(u, whole, layout_.whole(u));
             shards.push_back(my_shard(u, whole));
         }
         return sum_squares(shards);

@@ -8,7 +8,7 @@
 //     gradients held  [L8]          [L8][L7]            [L7][L6]            and 1/n of everything
 #pragma once
 
-#include "narrow.h"
+#include "quantised_transfer.h"
 #include "zero.h"
 
 namespace ultrascale {

@@ -28,7 +28,7 @@
 
 #include <algorithm>
 
-#include "narrow.h"
+#include "quantised_transfer.h"
 #include "zero.h"
 
 namespace ultrascale {
@@ -66,7 +66,7 @@ public:
     using Zero::Zero;
 
     TrainingState start() override {
-        whole_.resize(layout_.size()), narrow_.resize(layout_.size());
+        whole_.resize(layout_.size()), transfers_.resize(layout_.size());
         for (size_t u = 0; u < layout_.size(); ++u) {
             value_shards_.push_back(
                 Tensor::zeros({layout_[u].shard}, options_.dtype, Memory::parameter));
@@ -127,38 +127,38 @@ public:
 
 private:
     void gather(size_t u) {
-        if (whole_[u] || narrow_[u]) return;
+        if (whole_[u] || transfers_[u]) return;
         const TraceName name = name_of(u);
         const Communicator& ranks = ranks_of(u);
         if (sent_among(zero_.gathers, ranks.size()) == Sent::plain) {
             allocate(u);
             gathers_[u] = ranks.all_gather(whole_[u], value_shards_[u], communication_stream());
         } else {
-            narrow_[u] =
-                Narrow(zero_.gathers, layout_[u].padded, ranks.size(), ranks.symmetric_memory());
-            narrow_[u].put(ranks.rank(), value_shards_[u]);
-            narrow_[u].gather(ranks, communication_stream());
+            transfers_[u] = QuantisedTransfer(zero_.gathers, layout_[u].padded, ranks.size(),
+                                              ranks.symmetric_memory());
+            transfers_[u].put(ranks.rank(), value_shards_[u]);
+            transfers_[u].gather(ranks, communication_stream());
         }
     }
     // Waits for what has been gathered; what came in fewer bits becomes the parameters.
     void arrive(size_t u) {
         gathers_[u].wait();
-        if (!narrow_[u]) return;
+        if (!transfers_[u]) return;
         const TraceName name = name_of(u);
-        narrow_[u].wait();
+        transfers_[u].wait();
         allocate(u);
         for (int r = 0; r < ranks_of(u).size(); ++r) {
             const Range shard = layout_.shard_of(u, r);
-            narrow_[u].get(whole_[u].slice(shard.begin, shard.end), r);
+            transfers_[u].get(whole_[u].slice(shard.begin, shard.end), r);
         }
-        narrow_[u] = {};
+        transfers_[u] = {};
     }
     void allocate(size_t u) {
         whole_[u] = Tensor::empty({layout_[u].padded}, options_.dtype, Memory::communication,
                                   ranks_of(u).symmetric_memory());
     }
     void release(size_t u) {
-        if (narrow_[u]) narrow_[u].wait(), narrow_[u] = {};
+        if (transfers_[u]) transfers_[u].wait(), transfers_[u] = {};
         if (!whole_[u]) return;
         gathers_[u].wait();  // it holds the tensor if no pass came that reads it (a pipeline)
         layout_.place(u, {}, &Parameter::value);
@@ -179,8 +179,8 @@ private:
         return flats_needed(layout_, units_, first, last, context.training);
     }
 
-    std::vector<Tensor> whole_;   // of each unit in use: its whole parameters (padded)
-    std::vector<Narrow> narrow_;  // of each unit on its way in fewer bits
+    std::vector<Tensor> whole_;  // of each unit in use: its whole parameters (padded)
+    std::vector<QuantisedTransfer> transfers_;  // of each unit on its way in fewer bits
     GradientBuffers buffers_;
 };
 

@@ -9,7 +9,7 @@ namespace ultrascale {
 
 enum class GatherOverlap { optimizer, forward };
 
-// How numbers travel: as they are, or in fewer bits (narrow.h).
+// How numbers travel: as they are, or in fewer bits (quantised_transfer.h).
 enum class Sent { plain, bf16, fp8 };
 
 struct ZeroOptions {

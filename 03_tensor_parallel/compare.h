@@ -30,12 +30,12 @@ inline bool compare_sequence_parallel(
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
     for (const auto& [name, tensor] : variants) {
         const TensorParallel parallel(shape.config, tensor, mesh);
-        Llama described(shape.config, shape.model, parallel.parts(shape.model),
+        Llama described(shape.config, shape.model, parallel.factories(shape.model),
                         Stage::whole(shape.config));
         check_fits(shape, tensor, described.parameters(), tp.rank(), memory_limit());
     }
     const int64_t B = options.micro_batch, N = dp.size(), A = options.grad_accum;
-    const Share share{.micro_batch = B, .count = N, .replica = dp.rank()};
+    const DataSlice slice{.micro_batch = B, .count = N, .replica = dp.rank()};
     const int64_t sequences = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
@@ -53,14 +53,14 @@ inline bool compare_sequence_parallel(
     bool ok = true;
     for (const auto& [name, tensor] : variants) {
         const TensorParallel parallel(shape.config, tensor, mesh);
-        Llama model(shape.config, shape.model, parallel.parts(shape.model),
+        Llama model(shape.config, shape.model, parallel.factories(shape.model),
                     Stage::whole(shape.config));
         ParameterList& parameters = model.parameters();
         parameters.allocate_values(options.dtype);
         parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
         load_or_initialize(options, parameters);
         AdamW optimizer(parameters, options.optimizer);
-        const Measured m = measure(loader, share, sequences, options.steps,
+        const Measured m = measure(loader, slice, sequences, options.steps,
                                    [&](Step& step) { train_step(step, model, optimizer, mesh); });
 
         const Prediction predicted = predict(shape, tensor, parameters, A, N, tp.rank());

@@ -53,7 +53,8 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
 
     // This rank's part of the model, and an optimizer for it.
     const TensorParallel parallel(shape.config, tensor, mesh);
-    Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
+    Llama model(shape.config, shape.model, parallel.factories(shape.model),
+                Stage::whole(shape.config));
     ParameterList& parameters = model.parameters();
     check_fits(shape, tensor, parameters, tp.rank(), memory_limit());
     parameters.allocate_values(options.dtype);

@@ -14,7 +14,7 @@ namespace ultrascale {
 inline double largest_difference_of_copies(const ParameterList& parameters) {
     double largest = 0;
     for (const auto& p : parameters) {
-        if (p->start != Start::ones) continue;
+        if (p->init != Init::ones) continue;
         const Tensor first = Tensor::empty(p->value.shape(), p->value.dtype(), Memory::workspace);
         ops::copy(first, p->value);
         Communicator::world().broadcast(first, 0);
@@ -51,7 +51,8 @@ inline void print_estimate(const Options& options, const TensorOptions& tensor,
     Mesh mesh(world, {{"dp", world.size() / tensor.tp}, {"tp", tensor.tp}});
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
     const TensorParallel parallel(shape.config, tensor, mesh);
-    Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
+    Llama model(shape.config, shape.model, parallel.factories(shape.model),
+                Stage::whole(shape.config));
     const ParameterList& parameters = model.parameters();
     Report report("03_tensor_parallel", options, shape, 0);
     report.configuration(sequences_of_step(options, dp.size()), "", dp.size());

@@ -184,17 +184,19 @@ private:
 };
 
 // Wraps the parts that `parts` makes in these recording ones.
-inline void record_shapes(Parts& parts, int64_t vocabulary, ShapeTable& shapes) {
-    parts.linear = [&shapes, linear = parts.linear](ParameterList& list, const Parts& parts,
-                                                    const Place& place, LinearRole role,
-                                                    const Parts::LinearShape& shape) {
-        return std::make_unique<RecordedLinear>(linear(list, parts, place, role, shape), role,
+inline void record_shapes(ModuleFactories& factories, int64_t vocabulary, ShapeTable& shapes) {
+    factories.linear = [&shapes, linear = factories.linear](
+                           ParameterList& list, const ModuleFactories& factories,
+                           const ModulePath& path, LinearRole role,
+                           const ModuleFactories::LinearShape& shape) {
+        return std::make_unique<RecordedLinear>(linear(list, factories, path, role, shape), role,
                                                 shapes);
     };
-    parts.embedding = [&shapes, embedding = parts.embedding](ParameterList& list) {
+    factories.embedding = [&shapes, embedding = factories.embedding](ParameterList& list) {
         return std::make_unique<RecordedEmbedding>(embedding(list), shapes);
     };
-    parts.head = [&shapes, vocabulary, head = parts.head](ParameterList& list, const Stage& stage) {
+    factories.head = [&shapes, vocabulary, head = factories.head](ParameterList& list,
+                                                                  const Stage& stage) {
         return std::make_unique<RecordedHead>(head(list, stage), vocabulary, shapes);
     };
 }

@@ -81,51 +81,53 @@ public:
     }
 
     // The parts that make this rank's part of the model. They keep a pointer to this object.
-    Parts parts(const ModelOptions& model) const {
+    ModuleFactories factories(const ModelOptions& model) const {
         ModelOptions plain = model;
         plain.dropout = 0;  // added last, around these parts
-        Parts parts = default_parts(config_, plain);
-        parts.heads = heads_.heads, parts.kv_heads = heads_.kv_heads;
-        parts.linear = [this](ParameterList& list, const Parts& parts, const Place& place,
-                              LinearRole role, const Parts::LinearShape& shape) {
-            return linear(list, parts, place, role, shape);
+        ModuleFactories factories = default_factories(config_, plain);
+        factories.heads = heads_.heads, factories.kv_heads = heads_.kv_heads;
+        factories.linear = [this](ParameterList& list, const ModuleFactories& factories,
+                                  const ModulePath& path, LinearRole role,
+                                  const ModuleFactories::LinearShape& shape) {
+            return linear(list, factories, path, role, shape);
         };
-        parts.norm = [this](ParameterList& list, const Place& place) {
-            Parameter weight{.name = place.weight(),
+        factories.norm = [this](ParameterList& list, const ModulePath& path) {
+            Parameter weight{.name = path.weight(),
                              .shape = {config_.hidden},
-                             .start = Start::ones,
+                             .init = Init::ones,
                              .decays = false};
             if (options_.sequence_parallel)
-                weight.also_summed_over = {"tp"};  // each rank saw its own tokens
+                weight.replica_groups = {"tp"};  // each rank saw its own tokens
             return std::make_unique<Norm>(list.add(weight), float(config_.norm_eps));
         };
-        parts.head_norms = [plain = parts.head_norms](ParameterList& list, const Place& place) {
-            std::unique_ptr<HeadNorms> norms = plain(list, place);
+        factories.head_norms = [plain = factories.head_norms](ParameterList& list,
+                                                              const ModulePath& path) {
+            std::unique_ptr<HeadNorms> norms = plain(list, path);
             if (norms)  // each rank saw its own heads
                 for (const char* name : {"q_norm", "k_norm"})
-                    list.find(place.part(name).weight())->also_summed_over = {"tp"};
+                    list.find(path.part(name).weight())->replica_groups = {"tp"};
             return norms;
         };
-        parts.embedding = [this](ParameterList& list) {
+        factories.embedding = [this](ParameterList& list) {
             return std::make_unique<VocabularyEmbedding>(
                 list.add(vocabulary_weight("model.embed_tokens.weight")), *region_);
         };
-        parts.head = [this, model](ParameterList& list, const Stage&) {
+        factories.head = [this, model](ParameterList& list, const Stage&) {
             Parameter* weight = head_weight(
                 list, config_, [this](const char* name) { return vocabulary_weight(name); });
             return vocabulary_head(weight, model.loss_chunk);
         };
         if (options_.partition_checkpoints)
-            parts.checkpoint = [this](const Place&) {
+            factories.checkpoint = [this](const ModulePath&) {
                 return std::make_unique<PartitionedCheckpoint>(tp_);
             };
-        record_shapes(parts, config_.vocab, *shapes_);
+        record_shapes(factories, config_.vocab, *shapes_);
         const uint64_t own = options_.same_seed
                                  ? 0
                                  : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
-        add_dropout(parts, {float(model.dropout), model.seed + own,
-                            [this](int64_t rows) { return region_->tokens(rows); }});
-        return parts;
+        add_dropout(factories, {float(model.dropout), model.seed + own,
+                                [this](int64_t rows) { return region_->tokens(rows); }});
+        return factories;
     }
 
     const Communicator& group() const { return tp_; }
@@ -139,11 +141,12 @@ private:
         return {size * tp_.rank() / tp_.size(), size * (tp_.rank() + 1) / tp_.size()};
     }
 
-    std::unique_ptr<Linear> linear(ParameterList& list, const Parts& parts, const Place& place,
-                                   LinearRole role, const Parts::LinearShape& shape) const {
+    std::unique_ptr<Linear> linear(ParameterList& list, const ModuleFactories& factories,
+                                   const ModulePath& path, LinearRole role,
+                                   const ModuleFactories::LinearShape& shape) const {
         std::vector<Parameter*> rows;
         for (const auto& [part, size] : shape.rows) {
-            const std::string name = place.part(part).weight();
+            const std::string name = path.part(part).weight();
             Parameter p{
                 .name = name, .shape = {size, shape.cols}, .init_std = float(config_.init_std)};
             p.split_over = {"tp"};
@@ -153,11 +156,11 @@ private:
                 p.slice = {share(size), {0, shape.cols}};
             else {
                 p.slice = {heads_.kv_rows, {0, shape.cols}};
-                if (heads_.copies > 1) p.also_summed_over = {"kv"};
+                if (heads_.copies > 1) p.replica_groups = {"kv"};
             }
             rows.push_back(list.add(std::move(p)));
         }
-        std::unique_ptr<Linear> gemm = parts.gemm(list, place, std::move(rows), role);
+        std::unique_ptr<Linear> gemm = factories.gemm(list, path, std::move(rows), role);
         return role == LinearRole::row ? row_linear(std::move(gemm))
                                        : column_linear(std::move(gemm));
     }

@@ -11,7 +11,7 @@ namespace ultrascale {
 // else has the model's dtype; if that is fp32, the gradient and the loss of the first step come
 // closer (MEASURED.md).
 inline VerifyBounds bounds_of(const ContextOptions& o, DType dtype) {
-    if (dtype != DType::fp32 || o.merge == DType::fp32 || !o.has_ring() || o.in_ring() == 1)
+    if (dtype != DType::fp32 || o.merge == DType::fp32 || !o.has_ring() || o.ring_degree() == 1)
         return verify_bounds(dtype);
     VerifyBounds bounds = verify_bounds(o.merge);
     bounds.gradient = 1e-2, bounds.first_loss = 1e-3;

@@ -11,22 +11,24 @@
 namespace ultrascale {
 
 // The variants that `cp` ranks can run, with their names in the table. With documents a ring's
-// backward can only go again.
+// backward can only be restarted.
 inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp, bool documents) {
-    const auto ring = [&](Layout layout, RingBackward backward, bool tails) {
-        return ContextOptions{.cp = cp, .layout = layout, .tails = tails, .backward = backward};
+    const auto ring = [&](Layout layout, RingBackward backward, bool bidirectional) {
+        return ContextOptions{
+            .cp = cp, .layout = layout, .bidirectional = bidirectional, .backward = backward};
     };
     using enum RingBackward;
-    const RingBackward usual = documents ? again : reversed;
+    const RingBackward usual = documents ? restarted : reversed;
     std::vector<std::pair<std::string, ContextOptions>> variants = {
         {"ring, contiguous", ring(Layout::contiguous, usual, false)},
         {"ring, striped", ring(Layout::striped, usual, false)},
         {"ring, zigzag", ring(Layout::zigzag, usual, false)}};
     if (!documents) {
         variants.push_back({"ring, zigzag, own keys kept", ring(Layout::zigzag, kept, false)});
-        variants.push_back({"ring, zigzag, backward again", ring(Layout::zigzag, again, false)});
+        variants.push_back(
+            {"ring, zigzag, backward restarted", ring(Layout::zigzag, restarted, false)});
     }
-    variants.push_back({"ring, zigzag, tails", ring(Layout::zigzag, again, true)});
+    variants.push_back({"ring, zigzag, bidirectional", ring(Layout::zigzag, restarted, true)});
     variants.push_back({"all-gather, zigzag", {.cp = cp, .variant = Variant::all_gather}});
     variants.push_back(
         {"ulysses", {.cp = cp, .variant = Variant::ulysses, .layout = Layout::contiguous}});
@@ -86,20 +88,20 @@ inline bool compare_variants(
             continue;
         }
         ContextParallel parallel(shape.config, context, shape.seq, cp);
-        Llama model(shape.config, shape.model, parallel.parts(shape.model),
+        Llama model(shape.config, shape.model, parallel.factories(shape.model),
                     Stage::whole(shape.config));
         ParameterList& parameters = model.parameters();
         parameters.allocate_values(options.dtype);
         parameters.allocate_grads(options.grad_dtype(), all.symmetric_memory());
         load_or_initialize(options, parameters);
         AdamW optimizer(parameters, options.optimizer);
-        const Share share{.micro_batch = options.micro_batch,
-                          .count = dp.size(),
-                          .replica = dp.rank(),
-                          .part = [&](const HostBatch& whole) { return parallel.part(whole); }};
+        const DataSlice slice{.micro_batch = options.micro_batch,
+                              .count = dp.size(),
+                              .replica = dp.rank(),
+                              .part = [&](const HostBatch& whole) { return parallel.part(whole); }};
         DocumentCounts documents(shape, context, parallel);
         double loss = 0;
-        const Measured m = measure(loader, share, sequences, options.steps, [&](Step& step) {
+        const Measured m = measure(loader, slice, sequences, options.steps, [&](Step& step) {
             step.on_finish = [&](double of_step, double) { loss = of_step; };
             train_step(step, model, optimizer, mesh, step.first ? &documents : nullptr);
         });

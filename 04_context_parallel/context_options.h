@@ -19,32 +19,33 @@ inline constexpr const char* layout_names[] = {"contiguous", "zigzag", "striped"
 // The ring's backward: keys go round as in forward, and their gradients all the way home; or it
 // starts with the keys that forward held last, and runs the other way; or it does that, and the
 // ranks have kept their own keys, too, which come last (ring.h).
-enum class RingBackward { again, reversed, kept };
-inline constexpr const char* ring_backward_names[] = {"again", "reversed", "kept"};
+enum class RingBackward { restarted, reversed, kept };
+inline constexpr const char* ring_backward_names[] = {"restarted", "reversed", "kept"};
 
 struct ContextOptions {
     int cp = 0;  // ranks that share each sequence; 0: all
     Variant variant = Variant::ring;
     Layout layout = Layout::zigzag;
-    int ulysses = 0;     // of usp: ranks inside which heads are exchanged; 0: not usp
-    bool tails = false;  // a zig-zag's second chunks travel the other way (ring_plan.h)
+    int ulysses = 0;             // of usp: ranks inside which heads are exchanged; 0: not usp
+    bool bidirectional = false;  // a zig-zag's second chunks travel the other way (ring_plan.h)
     RingBackward backward = RingBackward::reversed;
     DType merge = DType::fp32;  // in which partial outputs are added up
 
     // cp = ranks in the ring x ranks that exchange heads.
-    int exchanging() const {
+    int ulysses_degree() const {
         return variant == Variant::ulysses ? cp : variant == Variant::usp ? ulysses : 1;
     }
-    int in_ring() const { return cp / exchanging(); }
+    int ring_degree() const { return cp / ulysses_degree(); }
     bool has_ring() const { return variant == Variant::ring || variant == Variant::usp; }
 };
 
 // Whether these options of the ring's backward can be with --document-token (below 0: none).
-inline bool goes_again(const ContextOptions& o, int64_t document_token) {
-    return document_token < 0 || o.backward == RingBackward::again;
+inline bool can_run_backward(const ContextOptions& o, int64_t document_token) {
+    return document_token < 0 || o.backward == RingBackward::restarted;
 }
-inline constexpr const char* why_again =
-    "with --document-token the ranks end with different keys, or with none, so the ring goes again";
+inline constexpr const char* why_restarted =
+    "with --document-token the ranks end with different keys, or with none, so the ring starts "
+    "anew at the owners";
 
 // All options but --cp; `layout` is --layout's word, for complete(). Returns --ring-backward.
 inline OneOption add_options(OptionList& options, ContextOptions& o, std::string& layout) {
@@ -70,7 +71,7 @@ inline OneOption add_options(OptionList& options, ContextOptions& o, std::string
         .between(1, 1 << 20)
         .only_if([&o] { return o.variant == Variant::usp; }, "only --variant usp has such groups");
     options
-        .choice("--tails", o.tails, {{"on", true}, {"off", false}},
+        .choice("--bidirectional", o.bidirectional, {{"on", true}, {"off", false}},
                 "With --layout zigzag. on: the keys of a rank's first chunk go to the next "
                 "rank, those "
                 "of its second chunk to the previous rank, and only as far as they are needed")
@@ -82,15 +83,15 @@ inline OneOption add_options(OptionList& options, ContextOptions& o, std::string
     options.of_training({"--merge"}, Another::told);
     return options
         .choice("--ring-backward", o.backward,
-                {{"again", RingBackward::again},
+                {{"restarted", RingBackward::restarted},
                  {"reversed", RingBackward::reversed},
                  {"kept", RingBackward::kept}},
-                "Where keys begin in backward. again: at their owners, and they go round as in "
+                "Where keys begin in backward. restarted: at their owners, and they go round as in "
                 "forward; "
                 "reversed: where forward left them, and they go round the other way; kept: "
                 "likewise, but ranks keep their own keys, too, which then need not come back")
-        .only_if([&o] { return o.has_ring() && !o.tails; },
-                 "only a ring (--variant ring or usp) without --tails on can choose");
+        .only_if([&o] { return o.has_ring() && !o.bidirectional; },
+                 "only a ring (--variant ring or usp) without --bidirectional on can choose");
 }
 
 // Sets the layout: the one that was given, or if that is empty the variant's own. UserError if the
@@ -113,8 +114,8 @@ inline void complete(ContextOptions& o, const std::string& layout) {
         user_error(
             "--layout striped: --variant all-gather puts all keys in order; it knows contiguous "
             "and zigzag");
-    if (o.tails && o.layout != Layout::zigzag)
-        user_error("--tails on: only --layout zigzag has tails");
+    if (o.bidirectional && o.layout != Layout::zigzag)
+        user_error("--bidirectional on: only --layout zigzag has tails");
 }
 
 // "cp 4 x dp 2: ring, zigzag; backward reversed"
@@ -123,10 +124,10 @@ inline std::string describe(const ContextOptions& o, int64_t replicas) {
     std::string text =
         fmt::format("cp {} x dp {}: {}", o.cp, replicas, variant_names[int(o.variant)]);
     if (o.variant == Variant::usp)
-        text += fmt::format(" (heads by {}, ring of {})", o.ulysses, o.in_ring());
+        text += fmt::format(" (heads by {}, ring of {})", o.ulysses, o.ring_degree());
     text += fmt::format(", {}", layout_names[int(o.layout)]);
-    if (o.tails) text += ", tails the other way";
-    if (o.has_ring() && !o.tails)
+    if (o.bidirectional) text += ", bidirectional";
+    if (o.has_ring() && !o.bidirectional)
         text += fmt::format("; backward {}", ring_backward_names[int(o.backward)]);
     if (o.merge != DType::fp32) text += "; merged in bf16";
     return text;

@@ -2,7 +2,8 @@
 // that its model's layers use. Everything else in a layer works on single tokens and stays as it
 // is. Weights are whole on every rank; their gradients are summed over dp and cp together.
 //
-//     cp ranks = in_ring x exchanging (USP); rank = place in the ring x exchanging + place inside
+//     cp ranks = ring_degree x ulysses_degree (USP); rank = place in the ring x ulysses_degree +
+//     place inside
 //
 // The sequence is cut over the ring (zigzag.h), and each chunk of the cut over the ranks inside,
 // which put it together again before attention (ulysses.h).
@@ -20,7 +21,7 @@ namespace ultrascale {
 
 // A sequence's length must be a multiple of this.
 inline int64_t sequence_multiple(const ContextOptions& o) {
-    return SequenceCut::multiple(o.layout, o.in_ring()) * o.exchanging();
+    return SequenceCut::multiple(o.layout, o.ring_degree()) * o.ulysses_degree();
 }
 
 // Why the heads cannot be exchanged among u ranks; empty: they can.
@@ -41,7 +42,7 @@ inline std::string why_no_exchange(const LlamaConfig& config, int64_t u) {
 
 // Throws UserError if the model's heads or sequences of `seq` tokens cannot be shared.
 inline void check_shares(const LlamaConfig& config, const ContextOptions& o, int64_t seq) {
-    const int64_t u = o.exchanging(), multiple = sequence_multiple(o);
+    const int64_t u = o.ulysses_degree(), multiple = sequence_multiple(o);
     if (const std::string reason = why_no_exchange(config, u); !reason.empty()) {
         const char* option =
             o.variant == Variant::usp ? "--ulysses" : "--variant ulysses with --cp";
@@ -66,34 +67,36 @@ public:
         : config_(config),
           options_(options),
           cp_(cp),
-          inside_rank_(cp.rank() % options.exchanging()),
-          ring_rank_(cp.rank() / options.exchanging()),
-          cut_(options.layout, options.in_ring(), seq),
-          plan_{RingPlan(cut_, options.tails, nullptr), {}},
+          inside_rank_(cp.rank() % options.ulysses_degree()),
+          ring_rank_(cp.rank() / options.ulysses_degree()),
+          cut_(options.layout, options.ring_degree(), seq),
+          plan_{RingPlan(cut_, options.bidirectional, nullptr), {}},
           stream_(std::make_unique<Stream>("ring")) {
-        if (options.exchanging() > 1)
+        if (options.ulysses_degree() > 1)
             inside_ =
-                cp.split(ring_rank_, cp.rank(), "ulysses", options.exchanging(), inside_rank_);
-        if (options.variant == Variant::usp && options.in_ring() > 1)
-            ring_ = cp.split(inside_rank_, cp.rank(), "ring", options.in_ring(), ring_rank_);
+                cp.split(ring_rank_, cp.rank(), "ulysses", options.ulysses_degree(), inside_rank_);
+        if (options.variant == Variant::usp && options.ring_degree() > 1)
+            ring_ = cp.split(inside_rank_, cp.rank(), "ring", options.ring_degree(), ring_rank_);
     }
     ContextParallel(const ContextParallel&) = delete;  // parts keep a pointer to it
 
     // The parts of this rank's model; they keep a pointer to this object.
-    Parts parts(const ModelOptions& model) {
+    ModuleFactories factories(const ModelOptions& model) {
         ModelOptions plain = model;
         plain.dropout = 0;  // added last, around these parts
-        Parts parts = default_parts(config_, plain);
-        add_to(parts);
-        add_dropout(parts, {float(model.dropout), model.seed,
-                            [this](int64_t rows) { return token_ranges(rows / local_length()); }});
-        return parts;
+        ModuleFactories factories = default_factories(config_, plain);
+        add_to(factories);
+        add_dropout(factories, {float(model.dropout), model.seed, [this](int64_t rows) {
+                                    return token_ranges(rows / local_length());
+                                }});
+        return factories;
     }
 
     // Sets the attention of a model of other parts, which may hold some of the heads only (those
     // of this object's config).
-    void add_to(Parts& parts) {
-        if (options_.cp > 1) parts.attention = [this](const Place&) { return attention(); };
+    void add_to(ModuleFactories& factories) {
+        if (options_.cp > 1)
+            factories.attention = [this](const ModulePath&) { return attention(); };
     }
 
     // This rank's part of each sequence. Targets come along: they were shifted in the whole
@@ -120,7 +123,7 @@ public:
     }
     // The place in the sequence of this rank's i-th token.
     int64_t position(int64_t i) const {
-        const int64_t chunk = cut_.chunk(0).size(), own = chunk / options_.exchanging();
+        const int64_t chunk = cut_.chunk(0).size(), own = chunk / options_.ulysses_degree();
         return cut_.position(ring_rank_, i / own * chunk + inside_rank_ * own + i % own);
     }
     int64_t local_length() const { return cut_.seq() / options_.cp; }
@@ -128,7 +131,7 @@ public:
     const SequenceCut& cut() const { return cut_; }  // over the ring
     const ContextOptions& options() const { return options_; }
     const Communicator& group() const { return cp_; }
-    bool has_ring() const { return options_.has_ring() && options_.in_ring() > 1; }
+    bool has_ring() const { return options_.has_ring() && options_.ring_degree() > 1; }
     const Communicator& ring() const { return ring_ ? *ring_ : cp_; }
     int ring_rank() const { return ring_rank_; }
 
@@ -138,9 +141,9 @@ public:
         if (!batch.whole) return plan_;
         if (!documents_ || documents_->batch() != batch.whole.get()) {
             documents_ = std::make_unique<Documents>(batch.whole, cut_);
-            of_documents_ =
-                std::make_unique<PlanOfBatch>(RingPlan(cut_, options_.tails, documents_.get()),
-                                              documents_->starts_of(ring_rank_));
+            of_documents_ = std::make_unique<PlanOfBatch>(
+                RingPlan(cut_, options_.bidirectional, documents_.get()),
+                documents_->starts_of(ring_rank_));
         }
         return *of_documents_;
     }
@@ -153,11 +156,11 @@ private:
         if (options_.variant == Variant::all_gather)
             return std::make_unique<AllGatherAttention>(cp_, cut_, orders_);
         std::unique_ptr<AttentionCore> core;
-        if (options_.in_ring() > 1)
+        if (options_.ring_degree() > 1)
             core = std::make_unique<RingAttention>(ring(), *stream_, options_, plans, orders_);
         else
             core = std::make_unique<FlashAttention>();
-        if (options_.exchanging() == 1) return core;
+        if (options_.ulysses_degree() == 1) return core;
         return std::make_unique<UlyssesAttention>(
             *inside_, cut_.chunks(), config_.kv_heads, std::move(core),
             [this](const Batch& batch) { return plan_of(batch).document_starts; }, orders_);

@@ -7,7 +7,7 @@
 
 namespace ultrascale {
 
-// What a rank sends and receives in one pass round the ring, in tokens of a parcel: keys and
+// What a rank sends and receives in one pass round the ring, in tokens of a KV chunk: keys and
 // values, or their gradients. `calls`: hops at which it does either.
 struct RingTraffic {
     int64_t calls = 0, tokens = 0;
@@ -16,7 +16,7 @@ inline RingTraffic traffic_of_keys(const RingPlan& plan, int rank) {
     RingTraffic traffic;
     for (int hop = 0; hop <= plan.last_hop(); ++hop) {
         bool any = false;
-        for (size_t p = 0; p < plan.parcels(); ++p) {
+        for (size_t p = 0; p < plan.kv_chunks(); ++p) {
             const bool sends = plan.goes_on(p, rank, hop);
             traffic.tokens += sends ? plan.tokens(p) : 0;
             any = any || sends || plan.owner(p, rank, hop + 1) != RingPlan::none;
@@ -30,7 +30,7 @@ inline RingTraffic traffic_of_gradients(const RingPlan& plan, int rank) {
     RingTraffic traffic;
     for (int hop = 0; hop <= plan.last_hop(); ++hop) {
         bool any = false;
-        for (size_t p = 0; p < plan.parcels(); ++p) {
+        for (size_t p = 0; p < plan.kv_chunks(); ++p) {
             const int owner = plan.owner(p, rank, hop);
             const bool sends =
                 owner != RingPlan::none && (plan.goes_on(p, rank, hop) || owner != rank);
@@ -47,7 +47,7 @@ inline RingTraffic traffic_of_gradients(const RingPlan& plan, int rank) {
 inline PredictedCommunication::Kind ring_of_layer(const StepShape& shape, const ContextOptions& o,
                                                   const RingPlan& plan, int rank) {
     const AttentionBytes bytes(shape, o);
-    const int64_t tokens = shape.seq / o.in_ring(),  // of a rank
+    const int64_t tokens = shape.seq / o.ring_degree(),  // of a rank
         forwards = shape.model.recompute == Recompute::full ? 2 : 1;
     PredictedCommunication::Kind ring;
     const auto add = [&](const RingTraffic& pass, int64_t passes, double of_all_tokens) {

@@ -34,11 +34,11 @@ int64_t largest_that_fits(int64_t multiple, int64_t most, const Fits& fits) {
     return good * multiple;
 }
 
-// The memory of the rank that needs the most. Only tails travel so that ranks hold different
-// amounts.
+// The memory of the rank that needs the most. Only in a bidirectional ring keys travel so that
+// ranks hold different amounts.
 inline MemoryEstimate largest_memory(const StepShape& shape, const ContextOptions& o) {
     MemoryEstimate most;
-    for (int rank = 0; rank < (o.tails ? o.in_ring() : 1); ++rank) {
+    for (int rank = 0; rank < (o.bidirectional ? o.ring_degree() : 1); ++rank) {
         const MemoryEstimate memory =
             predict_memory(shape, o, parameter_count(shape.config), rank).memory;
         if (memory.total() > most.total()) most = memory;
@@ -56,7 +56,8 @@ inline std::optional<ContextOptions> with_ranks(const StepShape& shape, const Co
     if (cp == 1) return ContextOptions{.cp = 1, .layout = Layout::contiguous};
     ContextOptions changed = o.cp == 1 ? ContextOptions{} : o;
     changed.cp = cp;
-    if (cp % changed.exchanging() != 0 || shape.model.attention == AttentionKind::naive) return {};
+    if (cp % changed.ulysses_degree() != 0 || shape.model.attention == AttentionKind::naive)
+        return {};
     try {
         check_shares(shape.config, changed, sequence_multiple(changed));
     } catch (const UserError&) {  // the model has too few heads

@@ -49,13 +49,14 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
     const Mesh mesh(world, {{"dp", world.size() / context.cp}, {"cp", context.cp}});
     const Communicator &dp = mesh.group("dp"), &cp = mesh.group("cp");
     ContextParallel parallel(shape.config, context, shape.seq, cp);
-    const Share share{.micro_batch = options.micro_batch,
-                      .count = dp.size(),
-                      .replica = dp.rank(),
-                      .part = [&](const HostBatch& whole) { return parallel.part(whole); }};
-    Run run("04_context_parallel", options, shape, share);
+    const DataSlice slice{.micro_batch = options.micro_batch,
+                          .count = dp.size(),
+                          .replica = dp.rank(),
+                          .part = [&](const HostBatch& whole) { return parallel.part(whole); }};
+    Run run("04_context_parallel", options, shape, slice);
 
-    Llama model(shape.config, shape.model, parallel.parts(shape.model), Stage::whole(shape.config));
+    Llama model(shape.config, shape.model, parallel.factories(shape.model),
+                Stage::whole(shape.config));
     ParameterList& parameters = model.parameters();
     check_fits(shape, context, parallel.ring_rank(), memory_limit());
     parameters.allocate_values(options.dtype);

@@ -19,12 +19,13 @@ struct Chapter {
                  "Ranks that share each sequence; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
         ultrascale::add_options(options, context, layout)
-            .only_if([&] { return goes_again(context, shared.document_token); }, why_again);
+            .only_if([&] { return can_run_backward(context, shared.document_token); },
+                     why_restarted);
         options
             .flag("--compare", compare,
                   "Train with each variant and layout in turn, and print one table")
             .excludes(training_outputs)
-            .excludes({"--variant", "--layout", "--ulysses", "--tails", "--ring-backward",
+            .excludes({"--variant", "--layout", "--ulysses", "--bidirectional", "--ring-backward",
                        "--merge", "--estimate", "--svg"});
         options
             .add("--demo", demo,
@@ -47,7 +48,7 @@ struct Chapter {
         if (context.cp == 1 && demo.empty() && !compare)  // no other rank to share with
             context = {.cp = 1, .layout = Layout::contiguous}, layout = "contiguous";
         complete(context, layout);
-        if (options.document_token >= 0) context.backward = RingBackward::again;
+        if (options.document_token >= 0) context.backward = RingBackward::restarted;
         if (options.attention == AttentionKind::naive && context.cp > 1)
             user_error(
                 "--attention naive: a rank has only some of the keys at a time, and merges "

@@ -25,8 +25,8 @@ public:
     OverlapCondition(ContextParallel& parallel, const StepShape& shape)
         : ring_(parallel.ring()),
           layout_(parallel.options().layout),
-          H_(std::max<int64_t>(shape.config.heads / parallel.options().exchanging(), 1)),
-          K_(std::max<int64_t>(shape.config.kv_heads / parallel.options().exchanging(), 1)),
+          H_(std::max<int64_t>(shape.config.heads / parallel.options().ulysses_degree(), 1)),
+          K_(std::max<int64_t>(shape.config.kv_heads / parallel.options().ulysses_degree(), 1)),
           D_(shape.config.head_dim),
           dtype_(shape.model.dtype),
           own_(parallel.cut().length()) {}

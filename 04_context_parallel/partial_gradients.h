@@ -1,5 +1,6 @@
 // The gradients of attention, added up block by block in fp32, as PartialAttention (merge.h) adds
-// up its output. dQ stays with the queries; dK and dV of a parcel go into sums that travel with it.
+// up its output. dQ stays with the queries; dK and dV of a KV chunk go into sums that travel with
+// it.
 //
 // Given the log-sum-exp of the whole row, a block's probabilities P = exp(S - lse) are those of the
 // whole softmax, and so need no merging; with delta = rowsum(dO O), also of the whole row,
@@ -37,16 +38,17 @@ public:
     void next_block_finishes() {
         if (!open_) dq_ = q_.dtype() == DType::fp32 ? sum_ : activation_like(q_);
     }
-    // The gradients of sequence b's blocks with the keys of a parcel: added to dQ, and written to
+    // The gradients of sequence b's blocks with the keys of a KV chunk: added to dQ, and written to
     // `sums`, fp32.
-    void add(const RingPlan& plan, size_t parcel, const std::vector<Block>& blocks, int64_t b,
+    void add(const RingPlan& plan, size_t kv_chunk, const std::vector<Block>& blocks, int64_t b,
              const KeysValues& held, const KeysValues& sums, const Tensor& document_starts) {
         const Tensor &dk = sums.k[size_t(b)], &dv = sums.v[size_t(b)];
-        const Range written = blocks.empty() ? Range{0, 0} : plan.in_parcel(parcel, blocks[0].keys);
+        const Range written =
+            blocks.empty() ? Range{0, 0} : plan.in_kv_chunk(kv_chunk, blocks[0].keys);
         zero_outside(dk, 0, written), zero_outside(dv, 0, written);
         for (size_t i = 0; i < blocks.size(); ++i) {
             const auto keys = [&](const Tensor& x) {
-                return tokens_of(x, 0, plan.in_parcel(parcel, blocks[i].keys));
+                return tokens_of(x, 0, plan.in_kv_chunk(kv_chunk, blocks[i].keys));
             };
             add_block(b, blocks[i].queries, keys(dk), keys(dv), keys(held.k[size_t(b)]),
                       keys(held.v[size_t(b)]), mask_of(blocks[i], document_starts, b), i > 0);

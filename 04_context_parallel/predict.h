@@ -6,13 +6,13 @@
 //     ring, again              (n-1) K            (n-1) K + n S
 //     ring, reversed           (n-1) K            (n-1) K + (n-1) S
 //     ring, own keys kept      (n-1) K            (n-2) K + (n-1) S
-//     ring with tails, rank r  (2n-1-r)/2 K, and (n-1)/2 K for rank 0; see add_tails()
+//     bidirectional, rank r   (2n-1-r)/2 K, and (n-1)/2 K for rank 0; see add_bidirectional()
 //     all-gather               (n-1) K            (n-1) K + (n-1) S
 //     Ulysses                  (u-1)/u (q, k, v, o); the same for their gradients
 //
 // and everything else nothing. Where a layer's forward runs again (full recomputation), its sends
-// count twice. With documents fewer parcels travel: document_counts.h adds up what a run's batches
-// need.
+// count twice. With documents fewer KV chunks travel: document_counts.h adds up what a run's
+// batches need.
 #pragma once
 
 #include "context_parallel.h"
@@ -42,7 +42,8 @@ struct AttentionBytes {
                      tokens = double(shape.micro_batch) * double(shape.seq) / o.cp;
         q = tokens * double(c.q_size()) * e, own_kv = 2 * tokens * double(c.kv_size()) * e;
         lse = tokens * double(c.heads) * 4;
-        kv = own_kv * double(std::max<int64_t>(c.kv_heads, o.exchanging())) / double(c.kv_heads);
+        kv =
+            own_kv * double(std::max<int64_t>(c.kv_heads, o.ulysses_degree())) / double(c.kv_heads);
         sums = kv * 4 / e;
     }
 };
@@ -68,8 +69,8 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
         m.backward = std::max((half ? bytes.sums / 2 : 0) - bytes.kv, -bytes.q - 2 * bytes.lse);
         return m;
     }
-    if (o.in_ring() > 1) {
-        const bool reversed = o.backward != RingBackward::again && plan.can_reverse(),
+    if (o.ring_degree() > 1) {
+        const bool reversed = o.backward != RingBackward::restarted && plan.can_reverse(),
                    kept = reversed && o.backward == RingBackward::kept;
         const RingMemory ring = ring_memory(plan, reversed, kept, rank, bytes.kv, bytes.sums);
         const DType sum = sum_dtype(o, plan, shape.model.dtype);
@@ -83,7 +84,7 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
                      std::max(ring.sums, (reversed ? ring.last : ring.home) + (half ? bytes.q : 0));
         m.communication = ring.communication;
     }
-    if (o.exchanging() > 1) {
+    if (o.ulysses_degree() > 1) {
         const bool in_order = shape.micro_batch * (o.layout == Layout::zigzag ? 2 : 1) == 1;
         const double copies = bytes.kv - bytes.own_kv, all = in_order ? 1 : 2;
         m.kept += bytes.q + copies;  // o with all tokens and, for the next linear, with all heads
@@ -95,17 +96,17 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
     return m;
 }
 
-// What the ring's parcels of this plan send in a step of one micro-batch and one layer. `forwards`:
-// how often forward runs.
-inline void add_tails(PredictedCommunication& p, const Group& ring, int rank, int64_t forwards,
-                      const AttentionBytes& bytes) {
+// What the ring's KV chunks of this plan send in a step of one micro-batch and one layer.
+// `forwards`: how often forward runs.
+inline void add_bidirectional(PredictedCommunication& p, const Group& ring, int rank,
+                              int64_t forwards, const AttentionBytes& bytes) {
     const int64_t n = ring.ranks;
     const double kv = bytes.kv / 2, sums = bytes.sums / 2;
     // A head goes through all ranks. The tails of ranks r .. n-1 pass through rank r on their way
     // to rank 0, which sends their gradients home.
-    const int64_t tails = rank > 0 ? n - rank : 0, gradients = rank > 0 ? n - rank : n - 1;
+    const int64_t bidirectional = rank > 0 ? n - rank : 0, gradients = rank > 0 ? n - rank : n - 1;
     p.add(ring, Collective::send_recv, (forwards + 1) * (n - 1),
-          whole_bytes(double((forwards + 1) * (n - 1 + tails)) * kv));
+          whole_bytes(double((forwards + 1) * (n - 1 + bidirectional)) * kv));
     p.add(ring, Collective::send_recv, n, whole_bytes(double(n + gradients) * sums));
 }
 
@@ -126,18 +127,18 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
         add(cp, Collective::all_gather, 2 * (forwards + 1), o.cp * bytes.kv / 2);
         add(cp, Collective::reduce_scatter, 2, o.cp * bytes.sums / 2);
     }
-    if (const int64_t n = o.in_ring(); n > 1 && o.has_ring()) {
+    if (const int64_t n = o.ring_degree(); n > 1 && o.has_ring()) {
         const Group ring(ring_group(o), n);
-        if (o.tails) {
-            add_tails(of_layer, ring, rank, forwards, bytes);
+        if (o.bidirectional) {
+            add_bidirectional(of_layer, ring, rank, forwards, bytes);
         } else {
             const int64_t backward = o.backward == RingBackward::kept ? n - 2 : n - 1;
             add(ring, Collective::send_recv, forwards * (n - 1) + backward, bytes.kv);
-            add(ring, Collective::send_recv, o.backward == RingBackward::again ? n : n - 1,
+            add(ring, Collective::send_recv, o.backward == RingBackward::restarted ? n : n - 1,
                 bytes.sums);
         }
     }
-    if (const int64_t u = o.exchanging(); u > 1) {
+    if (const int64_t u = o.ulysses_degree(); u > 1) {
         const Group inside("ulysses", u);
         add(inside, Collective::all_to_all, 2 * (forwards + 1), bytes.q);       // q, o
         add(inside, Collective::all_to_all, 2 * (forwards + 1), bytes.kv / 2);  // k, v
@@ -155,7 +156,8 @@ inline LocalSizes local_sizes(const StepShape& shape, const ContextOptions& o) {
 // What place `rank` of the ring holds, with so many parameters: they are whole on every rank.
 inline Prediction predict_memory(const StepShape& shape, const ContextOptions& o,
                                  int64_t parameters, int rank) {
-    const RingPlan plan(SequenceCut(o.layout, o.in_ring(), shape.seq), o.tails, nullptr);
+    const RingPlan plan(SequenceCut(o.layout, o.ring_degree(), shape.seq), o.bidirectional,
+                        nullptr);
     Prediction prediction;
     add_parameters(prediction, parameters, shape);
     const AttentionMemory besides = attention_memory(shape, o, plan, rank);

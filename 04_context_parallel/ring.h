@@ -55,15 +55,15 @@ public:
         const auto& [plan, starts] = plan_of_(context.batch);
         const bool keep_last = reverses(plan) && saved.enabled();
         PartialAttention sum(q, sum_dtype(options_, plan, q.dtype()));
-        Held held = parcels_of(plan, k, v);
+        KvChunks held = kv_chunks_of(plan, k, v);
         // exercise 04.4 begin: pass on what you hold, attend to it meanwhile, then wait
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
             // What comes for the last hop is kept, if backward begins with it.
             const Memory category = keep_last && hop + 1 == plan.last_hop() ? Memory::activation
                                                                             : Memory::communication;
             Work under_way;
-            Held next = pass_on(plan, held, hop, k, under_way, category);  // to the next rank
-            attend(sum, plan, held, hop, starts);                          // meanwhile
+            KvChunks next = pass_on(plan, held, hop, k, under_way, category);  // to the next rank
+            attend(sum, plan, held, hop, starts);                              // meanwhile
             under_way.wait();
             if (hop < plan.last_hop()) held = std::move(next);
         }
@@ -85,38 +85,39 @@ public:
                                  saved.get("k").size(2), orders_);
         Gradients gradients{.dk = activation_like(saved.get("k")),
                             .dv = activation_like(saved.get("v"))};
-        Held held = parcels_of(plan, saved.take("k"), saved.take("v"));
-        Held own;
+        KvChunks held = kv_chunks_of(plan, saved.take("k"), saved.take("v"));
+        KvChunks own;
         if (own_last && keeps_own())
-            own = parcels_of(plan, saved.take("own k"), saved.take("own v"));
+            own = kv_chunks_of(plan, saved.take("own k"), saved.take("own v"));
 
-        Held arrived(plan.parcels());  // the sums of the ranks that held these parcels before
-        Held home(plan.parcels());     // this rank's own parcels' finished sums
+        KvChunks arrived(
+            plan.kv_chunks());            // the sums of the ranks that held these KV chunks before
+        KvChunks home(plan.kv_chunks());  // this rank's own KV chunks' finished sums
         Work sums_under_way;
         for (int hop = 0; hop <= plan.last_hop(); ++hop) {
             Work under_way;
             // Kept: the keys of the last hop are this rank's own, so nobody needs to send them.
-            Held next =
+            KvChunks next =
                 !own.empty() && hop + 1 == plan.last_hop()
                     ? std::move(own)
                     : pass_on(plan, held, hop, gradients.dk, under_way, Memory::communication);
             const bool finishes = own_last && hop == plan.last_hop();
             if (finishes) partial.next_block_finishes();
-            Held sums = gradients_of(partial, plan, held, hop, gradients.dk, starts);
+            KvChunks sums = gradients_of(partial, plan, held, hop, gradients.dk, starts);
             sums_under_way.wait();
             if (finishes) {
                 sums[0].finish(gradients.dk, gradients.dv, arrived[0]);
                 gradients.dq = partial.dq();
                 return gradients;
             }
-            for (size_t p = 0; p < plan.parcels(); ++p)
+            for (size_t p = 0; p < plan.kv_chunks(); ++p)
                 if (arrived[p]) sums[p].add(arrived[p]), arrived[p] = {};
             pass_on_sums(plan, sums, hop, gradients.dk, sums_under_way, arrived, home);
             under_way.wait();
             held = std::move(next);
         }
         sums_under_way.wait();
-        for (size_t p = 0; p < plan.parcels(); ++p)
+        for (size_t p = 0; p < plan.kv_chunks(); ++p)
             for (int64_t b = 0; b < dout.size(0); ++b) {
                 ops::copy(tokens_of(gradients.dk, b, plan.keys(p)), home[p].k[size_t(b)]);
                 ops::copy(tokens_of(gradients.dv, b, plan.keys(p)), home[p].v[size_t(b)]);
@@ -127,29 +128,29 @@ public:
     }
 
 private:
-    using Held = std::vector<KeysValues>;  // what this rank holds of each parcel of a plan
+    using KvChunks = std::vector<KeysValues>;  // what this rank holds of each KV chunk of a plan
 
-    // Attends to all that this rank holds at a hop: in the plain ring to one parcel, all keys of
-    // its owner; with tails or documents (ring_plan.h) to several, or to none.
-    void attend(PartialAttention& sum, const RingPlan& plan, const Held& held, int hop,
+    // Attends to all that this rank holds at a hop: in the plain ring to one KV chunk, all keys of
+    // its owner; bidirectional or with documents (ring_plan.h) to several, or to none.
+    void attend(PartialAttention& sum, const RingPlan& plan, const KvChunks& held, int hop,
                 const Tensor& starts) const {
-        for (size_t p = 0; p < plan.parcels(); ++p) {
+        for (size_t p = 0; p < plan.kv_chunks(); ++p) {
             const int owner = plan.owner(p, rank_, hop);
             if (owner == RingPlan::none) continue;
             for (size_t b = 0; b < held[p].k.size(); ++b)
                 for (const Block& block : plan.blocks(p, rank_, owner, int64_t(b))) {
-                    const Range keys = plan.in_parcel(p, block.keys);
+                    const Range keys = plan.in_kv_chunk(p, block.keys);
                     sum.add(int64_t(b), block, tokens_of(held[p].k[b], 0, keys),
                             tokens_of(held[p].v[b], 0, keys), starts);
                 }
         }
     }
     // The same for backward: adds to dQ, and returns what this rank adds to dK and dV of each
-    // parcel, in fp32; `like` is k.
-    Held gradients_of(PartialGradients& partial, const RingPlan& plan, const Held& held, int hop,
-                      const Tensor& like, const Tensor& starts) const {
-        Held sums(plan.parcels());
-        for (size_t p = 0; p < plan.parcels(); ++p) {
+    // KV chunk, in fp32; `like` is k.
+    KvChunks gradients_of(PartialGradients& partial, const RingPlan& plan, const KvChunks& held,
+                          int hop, const Tensor& like, const Tensor& starts) const {
+        KvChunks sums(plan.kv_chunks());
+        for (size_t p = 0; p < plan.kv_chunks(); ++p) {
             const int owner = plan.owner(p, rank_, hop);
             if (owner == RingPlan::none) continue;
             sums[p] = KeysValues::empty(like, plan.tokens(p), DType::fp32, Memory::activation);
@@ -165,21 +166,21 @@ private:
                                  plan.is_uniform() ? ring_.symmetric_memory() : nullptr);
     }
     bool reverses(const RingPlan& plan) const {
-        return options_.backward != RingBackward::again && plan.can_reverse();
+        return options_.backward != RingBackward::restarted && plan.can_reverse();
     }
     bool keeps_own() const { return options_.backward == RingBackward::kept; }
-    static Held parcels_of(const RingPlan& plan, const Tensor& k, const Tensor& v) {
-        Held held;
-        for (size_t p = 0; p < plan.parcels(); ++p)
+    static KvChunks kv_chunks_of(const RingPlan& plan, const Tensor& k, const Tensor& v) {
+        KvChunks held;
+        for (size_t p = 0; p < plan.kv_chunks(); ++p)
             held.push_back(KeysValues::tokens_of(k, v, plan.keys(p)));
         return held;
     }
-    // Sends the parcels that travel on, and returns those that come; `like` is k.
-    Held pass_on(const RingPlan& plan, const Held& held, int hop, const Tensor& like,
-                 Work& under_way, Memory category) const {
-        Held next(plan.parcels());
+    // Sends the KV chunks that travel on, and returns those that come; `like` is k.
+    KvChunks pass_on(const RingPlan& plan, const KvChunks& held, int hop, const Tensor& like,
+                     Work& under_way, Memory category) const {
+        KvChunks next(plan.kv_chunks());
         std::vector<Transfer> transfers;
-        for (size_t p = 0; p < plan.parcels(); ++p) {
+        for (size_t p = 0; p < plan.kv_chunks(); ++p) {
             if (plan.goes_on(p, rank_, hop)) held[p].send(transfers, plan.to(p, rank_));
             if (plan.owner(p, rank_, hop + 1) == RingPlan::none) continue;
             next[p] = received(plan, p, like, like.dtype(), category);
@@ -188,12 +189,12 @@ private:
         if (!transfers.empty()) under_way = ring_.send_recv(std::move(transfers), stream_);
         return next;
     }
-    // Sends each sum after its parcel, or home if that has ended; `arrived` and `home` receive.
-    void pass_on_sums(const RingPlan& plan, const Held& sums, int hop, const Tensor& like,
-                      Work& under_way, Held& arrived, Held& home) const {
+    // Sends each sum after its KV chunk, or home if that has ended; `arrived` and `home` receive.
+    void pass_on_sums(const RingPlan& plan, const KvChunks& sums, int hop, const Tensor& like,
+                      Work& under_way, KvChunks& arrived, KvChunks& home) const {
         std::vector<Transfer> transfers;
-        for (size_t p = 0; p < plan.parcels(); ++p) {
-            const auto receive = [&](Held& into, int from, Memory category) {
+        for (size_t p = 0; p < plan.kv_chunks(); ++p) {
+            const auto receive = [&](KvChunks& into, int from, Memory category) {
                 into[p] = received(plan, p, like, DType::fp32, category);
                 into[p].receive(transfers, from);
             };

@@ -20,10 +20,10 @@ inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept,
                               double kv, double sums) {
     const RingPlan plan = reversed ? forward.reversed() : forward;
     double all = 0;  // tokens of a rank
-    for (size_t p = 0; p < plan.parcels(); ++p) all += double(plan.tokens(p));
+    for (size_t p = 0; p < plan.kv_chunks(); ++p) all += double(plan.tokens(p));
     const auto held = [&](const RingPlan& of, int hop) {  // the share of a rank's tokens
         double tokens = 0;
-        for (size_t p = 0; p < of.parcels(); ++p)
+        for (size_t p = 0; p < of.kv_chunks(); ++p)
             if (of.owner(p, rank, hop) != RingPlan::none) tokens += double(of.tokens(p));
         return tokens / all;
     };
@@ -48,7 +48,7 @@ inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept,
         double now = held(plan, hop);
         m.last = sums * (sent + now) + m.home;
         m.sums = std::max(m.sums, (hop == 0 ? kv : 0) + m.last);
-        for (size_t p = 0; p < plan.parcels(); ++p) {
+        for (size_t p = 0; p < plan.kv_chunks(); ++p) {
             if (plan.hops(p, rank) != hop) continue;
             m.home += sums * double(plan.tokens(p)) / all;
             if (plan.owner(p, rank, hop) == rank) now -= double(plan.tokens(p)) / all;

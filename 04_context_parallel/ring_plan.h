@@ -1,14 +1,14 @@
 // Which keys and values travel round the ring, in which direction and how far: what ring.h carries
 // out.
 //
-// They travel as parcels, each a part of its owner's tokens, one rank a hop:
+// They travel as KV chunks, each a part of its owner's tokens, one rank a hop:
 //
-//     plain             one parcel a rank, all its tokens, to the next rank, n - 1 hops
-//     tails             two: the head to the next rank, n - 1 hops; the tail to the previous one,
+//     plain             one KV chunk a rank, all its tokens, to the next rank, n - 1 hops
+//     bidirectional     two: the head to the next rank, n - 1 hops; the tail to the previous one,
 //                       as far as rank 0
 //     documents         one a chunk, to the next rank, as far as some rank needs it
 //
-//     hop      0    1    2    3        whose parcel a rank holds in the plain ring; reversed() is
+//     hop      0    1    2    3        whose KV chunk a rank holds in the plain ring; reversed() is
 //     rank 0   0    3    2    1        the same table from right to left
 //     rank 1   1    0    3    2
 //     rank 2   2    1    0    3
@@ -25,7 +25,7 @@ namespace ultrascale {
 
 class RingPlan {
 public:
-    struct Parcel {
+    struct KvChunk {
         Range keys;                  // of the owner's tokens
         int direction;               // 1: to the next rank, -1: to the previous one
         int start = 0;               // where it is at hop 0: this many ranks after its owner
@@ -33,86 +33,92 @@ public:
     };
 
     // `documents`: null without.
-    RingPlan(const SequenceCut& cut, bool tails, const Documents* documents)
+    RingPlan(const SequenceCut& cut, bool bidirectional, const Documents* documents)
         : cut_(cut), documents_(documents), ranks_(int(cut.ranks())) {
-        const bool chunks = tails || documents;
-        const int64_t parcels = chunks ? cut.chunks() : 1;
-        for (int64_t c = 0; c < parcels; ++c) {
-            Parcel parcel{.keys = chunks ? cut.chunk(c) : Range{0, cut.length()},
-                          .direction = tails && c == 1 ? -1 : 1};
+        const bool chunks = bidirectional || documents;
+        const int64_t kv_chunks = chunks ? cut.chunks() : 1;
+        for (int64_t c = 0; c < kv_chunks; ++c) {
+            KvChunk kv_chunk{.keys = chunks ? cut.chunk(c) : Range{0, cut.length()},
+                             .direction = bidirectional && c == 1 ? -1 : 1};
             for (int owner = 0; owner < ranks_; ++owner) {
-                int hops = parcel.direction < 0 ? owner : ranks_ - 1;
+                int hops = kv_chunk.direction < 0 ? owner : ranks_ - 1;
                 if (documents)
-                    while (hops > 0 && !needs(at(parcel, owner, hops), owner, parcel.keys)) --hops;
-                parcel.hops.push_back(hops);
+                    while (hops > 0 && !needs(at(kv_chunk, owner, hops), owner, kv_chunk.keys))
+                        --hops;
+                kv_chunk.hops.push_back(hops);
             }
-            parcels_.push_back(std::move(parcel));
+            kv_chunks_.push_back(std::move(kv_chunk));
         }
     }
 
-    // The same way back: each parcel begins where it ended, and ends at its owner. Only if every
-    // rank ends with one parcel, as in the plain ring.
+    // The same way back: each KV chunk begins where it ended, and ends at its owner. Only if every
+    // rank ends with one KV chunk, as in the plain ring.
     bool can_reverse() const { return is_uniform() && ranks_ > 1; }
     RingPlan reversed() const {
         RingPlan back = *this;
-        back.parcels_[0].start = (ranks_ - 1) * parcels_[0].direction;
-        back.parcels_[0].direction = -parcels_[0].direction;
+        back.kv_chunks_[0].start = (ranks_ - 1) * kv_chunks_[0].direction;
+        back.kv_chunks_[0].direction = -kv_chunks_[0].direction;
         return back;
     }
 
     // Every rank sends and receives the same tokens at each hop.
-    bool is_uniform() const { return parcels_.size() == 1 && !documents_; }
+    bool is_uniform() const { return kv_chunks_.size() == 1 && !documents_; }
     // No query sees more than two blocks of keys.
     bool merges_once() const { return is_uniform() && ranks_ == 2; }
 
-    size_t parcels() const { return parcels_.size(); }
-    int64_t tokens(size_t parcel) const { return parcels_[parcel].keys.size(); }
-    Range keys(size_t parcel) const { return parcels_[parcel].keys; }
-    // Keys of its owner that a parcel has, counted from the parcel's first one.
-    Range in_parcel(size_t parcel, Range of_owner) const {
-        const int64_t first = keys(parcel).begin;
+    size_t kv_chunks() const { return kv_chunks_.size(); }
+    int64_t tokens(size_t kv_chunk) const { return kv_chunks_[kv_chunk].keys.size(); }
+    Range keys(size_t kv_chunk) const { return kv_chunks_[kv_chunk].keys; }
+    // Keys of its owner that a KV chunk has, counted from the KV chunk's first one.
+    Range in_kv_chunk(size_t kv_chunk, Range of_owner) const {
+        const int64_t first = keys(kv_chunk).begin;
         return {of_owner.begin - first, of_owner.end - first};
     }
-    // The last hop at which any rank holds a parcel that has travelled.
+    // The last hop at which any rank holds a KV chunk that has travelled.
     int last_hop() const {
         int last = 0;
-        for (const Parcel& parcel : parcels_)
-            last = std::max(last, *std::ranges::max_element(parcel.hops));
+        for (const KvChunk& kv_chunk : kv_chunks_)
+            last = std::max(last, *std::ranges::max_element(kv_chunk.hops));
         return last;
     }
 
-    // Whose parcel a rank holds at a hop; none if no parcel has come so far.
+    // Whose KV chunk a rank holds at a hop; none if no KV chunk has come so far.
     static constexpr int none = -1;
-    int owner(size_t parcel, int rank, int hop) const {
-        const Parcel& p = parcels_[parcel];
+    int owner(size_t kv_chunk, int rank, int hop) const {
+        const KvChunk& p = kv_chunks_[kv_chunk];
         const int owner = modulo(rank - p.start - p.direction * hop);
         return hop <= p.hops[size_t(owner)] ? owner : none;
     }
-    // Whether the parcel that a rank holds at a hop travels on, and where to; and where one comes
+    // Whether the KV chunk that a rank holds at a hop travels on, and where to; and where one comes
     // from.
-    bool goes_on(size_t parcel, int rank, int hop) const {
-        const int from = owner(parcel, rank, hop);
-        return from != none && hop < parcels_[parcel].hops[size_t(from)];
+    bool goes_on(size_t kv_chunk, int rank, int hop) const {
+        const int from = owner(kv_chunk, rank, hop);
+        return from != none && hop < kv_chunks_[kv_chunk].hops[size_t(from)];
     }
-    int to(size_t parcel, int rank) const { return modulo(rank + parcels_[parcel].direction); }
-    int from(size_t parcel, int rank) const { return modulo(rank - parcels_[parcel].direction); }
-    // The rank where an owner's parcel ends, after all its hops: its gradient goes home from there.
-    int end(size_t parcel, int owner) const {
-        return at(parcels_[parcel], owner, hops(parcel, owner));
+    int to(size_t kv_chunk, int rank) const {
+        return modulo(rank + kv_chunks_[kv_chunk].direction);
     }
-    int hops(size_t parcel, int owner) const { return parcels_[parcel].hops[size_t(owner)]; }
+    int from(size_t kv_chunk, int rank) const {
+        return modulo(rank - kv_chunks_[kv_chunk].direction);
+    }
+    // The rank where an owner's KV chunk ends, after all its hops: its gradient goes home from
+    // there.
+    int end(size_t kv_chunk, int owner) const {
+        return at(kv_chunks_[kv_chunk], owner, hops(kv_chunk, owner));
+    }
+    int hops(size_t kv_chunk, int owner) const { return kv_chunks_[kv_chunk].hops[size_t(owner)]; }
 
-    // What this rank's queries of sequence b see of a parcel.
-    std::vector<Block> blocks(size_t parcel, int rank, int owner, int64_t b) const {
-        const Range keys = parcels_[parcel].keys;
+    // What this rank's queries of sequence b see of a KV chunk.
+    std::vector<Block> blocks(size_t kv_chunk, int rank, int owner, int64_t b) const {
+        const Range keys = kv_chunks_[kv_chunk].keys;
         return documents_ ? documents_->blocks(b, rank, owner, keys)
                           : cut_.blocks(rank, owner, keys);
     }
 
 private:
     int modulo(int rank) const { return (rank % ranks_ + ranks_) % ranks_; }
-    int at(const Parcel& parcel, int owner, int hop) const {
-        return modulo(owner + parcel.start + parcel.direction * hop);
+    int at(const KvChunk& kv_chunk, int owner, int hop) const {
+        return modulo(owner + kv_chunk.start + kv_chunk.direction * hop);
     }
     bool needs(int rank, int owner, Range keys) const {
         return documents_->any(rank, owner, {0, cut_.length()}, keys);
@@ -121,7 +127,7 @@ private:
     SequenceCut cut_;
     const Documents* documents_;
     int ranks_;
-    std::vector<Parcel> parcels_;
+    std::vector<KvChunk> kv_chunks_;
 };
 
 // The dtype in which a ring adds up outputs of this dtype. A single merge is computed in fp32

@@ -25,7 +25,7 @@ inline std::string way_of(const StepShape& shape, const ContextOptions& given) {
     std::string way = fmt::format("--variant {} --layout {}", variant_names[int(o.variant)],
                                   layout_names[int(o.layout)]);
     if (o.variant == Variant::usp) way += fmt::format(" --ulysses {}", o.ulysses);
-    if (o.tails) way += " --tails on";
+    if (o.bidirectional) way += " --bidirectional on";
     if (shape.model.loss_chunk > 0) way += fmt::format(" --loss-chunk {}", shape.model.loss_chunk);
     return way;
 }
@@ -147,8 +147,8 @@ inline void print_inputs(Report& report, StepShape shape, const ContextOptions& 
                       format_bytes(double(fixed_bytes(shape))), format_bytes(double(limit))));
 }
 
-// The report shows what rank 0 sends. With tails or documents other ranks of a ring send more or
-// less; then this adds the mean and the most. All ranks call it.
+// The report shows what rank 0 sends. Bidirectional or with documents other ranks of a ring send
+// more or less; then this adds the mean and the most. All ranks call it.
 inline void report_other_ranks(Report& report, const Prediction& of_run, int64_t steps) {
     const Communicator& world = Communicator::world();
     const double mine = of_run.communication.of(Collective::send_recv).sent / double(steps);
@@ -184,7 +184,7 @@ inline void print_estimate(const Options& options, const ContextOptions& context
                      {{"cp", context.cp}, {"dp", dp.size()}});
     const Prediction prediction =
         predict(shape, context, model.parameters(), options.grad_accum, mesh.group({"dp", "cp"}),
-                cp.rank() / context.exchanging());
+                cp.rank() / context.ulysses_degree());
     report.estimate(prediction, 1, what_needs_less(shape, context, limit));
     report_other_ranks(report, prediction, 1);
     if (options.document_token >= 0 && context.cp > 1 && context.has_ring())

@@ -16,8 +16,8 @@
 #include <map>
 #include <vector>
 
+#include "load_kernels.h"
 #include "messages.h"
-#include "rehearsal.h"
 #include "train/step.h"
 
 namespace ultrascale {
@@ -47,8 +47,8 @@ public:
     void run(Step& step, Hooks* hooks, const std::function<bool()>& confirm = {}) {
         step.call_hooks({hooks});
         if (times_.empty() && device_is_gpu()) {
-            rehearse(stages_, schedule_, step, messages_.shape(), messages_.dtype());
-            rehearsed();
+            load_kernels(stages_, schedule_, step, messages_.shape(), messages_.dtype());
+            kernels_loaded();
         }
         if (times_.size() == kept_steps) times_.pop_front();
         times_.emplace_back();
@@ -67,8 +67,8 @@ public:
         messages_.before(int(actions_.size()));
         check(in_flight_.empty(), "a schedule ends with micro-batches in flight");
     }
-    // Called after the rehearsal, for whoever counts what runs.
-    std::function<void()> rehearsed = [] {};
+    // Called after kernels were loaded, for whoever counts what runs.
+    std::function<void()> kernels_loaded = [] {};
     // To be called after the update, for its time.
     void updated() { times_.back().updated = Timestamp::in(compute_stream()); }
     // In how many steps the first forwards ran twice.

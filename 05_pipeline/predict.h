@@ -28,7 +28,7 @@ inline Prediction predict(const StepShape& shape, const Schedule& schedule, cons
     add_messages(prediction.communication, plan, rank, std::llround(message_bytes(shape)));
     add_gradient_sums(prediction, parameters, {"dp", dp}, shape.grad_dtype);
     for (const auto& p : parameters)
-        for (const std::string& group : p->also_summed_over)
+        for (const std::string& group : p->replica_groups)
             prediction.communication.add({group, 2}, Collective::all_reduce, 1,
                                          p->local_numel() * dtype_bytes(shape.grad_dtype));
     return prediction;

@@ -131,17 +131,17 @@ class RankStages {
 public:
     RankStages(const StepShape& shape, const Schedule& schedule, const std::vector<Stage>& stages,
                int rank)
-        : RankStages(shape, schedule, stages, rank, default_parts(shape.config, shape.model)) {}
+        : RankStages(shape, schedule, stages, rank, default_factories(shape.config, shape.model)) {}
     RankStages(const StepShape& shape, const Schedule& schedule, const std::vector<Stage>& stages,
-               int rank, const Parts& parts)
+               int rank, const ModuleFactories& factories)
         : chunks_(schedule.chunks[size_t(rank)]),
           models_(chunks_.size()),
           grad_dtype_(shape.grad_dtype) {
         for (const size_t c : in_order())
-            models_[c] = std::make_unique<Llama>(shape.config, shape.model, parts,
+            models_[c] = std::make_unique<Llama>(shape.config, shape.model, factories,
                                                  stages[size_t(chunks_[c].stage)], &parameters_);
         if (schedule.copies() > 1)
-            for (const auto& p : parameters_) p->also_summed_over.push_back("copies");
+            for (const auto& p : parameters_) p->replica_groups.push_back("copies");
     }
     ParameterList& parameters() { return parameters_; }
     const ParameterList& parameters() const { return parameters_; }
@@ -191,8 +191,8 @@ inline int other_holder(const Schedule& schedule, int rank) {
 
 // Makes the groups of ranks that hold the same parameters: "tied", the first and the last stage, if
 // the model's output head is its embedding; "copies", the two ranks that hold a stage of a model
-// that exists twice. Their gradients are summed after all others (sum_besides). All ranks of the
-// mesh call it.
+// that exists twice. Their gradients are summed after all others (sum_over_replica_groups). All
+// ranks of the mesh call it.
 inline void add_holders(Mesh& mesh, const Schedule& schedule, const LlamaConfig& config) {
     const Communicator& pp = mesh.group("pp");
     const auto places = schedule.places();

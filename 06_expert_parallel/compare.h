@@ -40,14 +40,14 @@ inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
             o.ep = ep, o.dispatch = dispatch;
             const Mesh mesh(world, {{"dp", world.size() / ep}, {"ep", ep}});
             ExpertParallel experts(shape.config, o, mesh, A);
-            Llama model(shape.config, shape.model, experts.parts(shape.model),
+            Llama model(shape.config, shape.model, experts.factories(shape.model),
                         Stage::whole(shape.config));
             ParameterList& parameters = model.parameters();
             parameters.allocate_values(options.dtype);
             parameters.allocate_grads(options.grad_dtype());
             load_or_initialize(options, parameters);
             AdamW optimizer(parameters, options.optimizer);
-            const Share share{
+            const DataSlice slice{
                 .micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()};
             double loss = 0;
             ExpertRun seen(shape, o, experts);
@@ -56,12 +56,12 @@ inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
                 train_step(step, model, optimizer, mesh, experts, seen);
             };
             // At learning rate 0 all steps route alike: each sends as much as the first.
-            Step one(loader, share, 1, 0, sequences_of_step(options, world.size()));
+            Step one(loader, slice, 1, 0, sequences_of_step(options, world.size()));
             run(one);
             const double dispatch_sent = seen.travelled().of(Collective::all_to_all).sent;
             const Prediction predicted =
                 seen.predicted(predict_fixed(shape, o, parameters, mesh, experts.balance()), 1);
-            const Measured m = measure(loader, share, sequences_of_step(options, world.size()),
+            const Measured m = measure(loader, slice, sequences_of_step(options, world.size()),
                                        options.steps, run);
             const MemoryByCategory peak = memory_peak_by_category(), now = memory_now();
             const int64_t fixed = now[int(Memory::parameter)] + now[int(Memory::gradient)] +

@@ -35,16 +35,16 @@ public:
     ExpertParallel(const ExpertParallel&) = delete;  // parts keep a pointer to it
 
     // The parts of this rank's model.
-    Parts parts(const ModelOptions& model) {
-        Parts parts = default_parts(config_, model);
-        set_in(parts, model);
-        return parts;
+    ModuleFactories factories(const ModelOptions& model) {
+        ModuleFactories factories = default_factories(config_, model);
+        set_in(factories, model);
+        return factories;
     }
     // Sets the experts in parts that other techniques have made.
-    void set_in(Parts& parts, const ModelOptions& model) {
+    void set_in(ModuleFactories& factories, const ModelOptions& model) {
         set_experts(
-            parts, config_, model,
-            [this](ParameterList& list, const Parts& plain, const Place& layer) {
+            factories, config_, model,
+            [this](ParameterList& list, const ModuleFactories& plain, const ModulePath& layer) {
                 return experts(list, plain, layer);
             },
             balance_.shared());
@@ -64,25 +64,25 @@ public:
     SeeChoices log;  // of all layers, for --verify
 
 private:
-    std::unique_ptr<FeedForward> experts(ParameterList& list, const Parts& parts,
-                                         const Place& layer) {
+    std::unique_ptr<FeedForward> experts(ParameterList& list, const ModuleFactories& factories,
+                                         const ModulePath& layer) {
         const ExpertsConfig& e = config_.experts;
         const ExpertNames names = expert_names(config_);
-        const Place block = layer.part(names.block);
+        const ModulePath block = layer.part(names.block);
         auto router = std::make_unique<Router>(list, block, config_, options_, balance_);
         GroupedLinear gate_up = grouped(list, block, {names.gate, names.up}, e.ffn, config_.hidden),
                       down = grouped(list, block, {names.down}, config_.hidden, e.ffn);
         std::unique_ptr<SwiGLU> shared;
         if (e.shared > 0) {
-            const Place place = layer.part("mlp.shared_experts");
+            const ModulePath path = layer.part("mlp.shared_experts");
             const int64_t F = e.shared * e.ffn;
-            auto both = parts.linear(list, parts, place, LinearRole::column,
-                                     {{{"gate_proj", F}, {"up_proj", F}}, config_.hidden});
-            auto last = parts.linear(list, parts, place, LinearRole::row,
-                                     {{{"down_proj", config_.hidden}}, F});
+            auto both = factories.linear(list, factories, path, LinearRole::column,
+                                         {{{"gate_proj", F}, {"up_proj", F}}, config_.hidden});
+            auto last = factories.linear(list, factories, path, LinearRole::row,
+                                         {{{"down_proj", config_.hidden}}, F});
             for (const Linear* linear : {both.get(), last.get()})
                 for (Parameter* p : linear->parameters())
-                    p->also_summed_over = balance_.shared().also_summed_over;
+                    p->replica_groups = balance_.shared().replica_groups;
             shared = std::make_unique<SwiGLU>(std::move(both), std::move(last));
         }
         return std::make_unique<ExpertsLayer>(
@@ -91,7 +91,7 @@ private:
             options_.chunks_here(), log, layer.layer);
     }
     // Registers these matrices (out, in) of each of this rank's experts, expert by expert.
-    GroupedLinear grouped(ParameterList& list, const Place& block,
+    GroupedLinear grouped(ParameterList& list, const ModulePath& block,
                           const std::vector<const char*>& matrices, int64_t out, int64_t in) {
         const int64_t here = config_.experts.count / ep_.size(), first = ep_.rank() * here;
         // The trap: as if every rank held copies of the same experts.
@@ -105,7 +105,7 @@ private:
                     .init_std = float(config_.init_std),
                     .split_over =
                         wrong ? std::vector<std::string>{} : std::vector<std::string>{"ep"},
-                    .also_summed_over = balance_.shared().also_summed_over,
+                    .replica_groups = balance_.shared().replica_groups,
                     .uses = options_.chunks_here(),
                 }));
         std::string name = "experts";

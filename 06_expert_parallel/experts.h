@@ -96,15 +96,18 @@ private:
 };
 
 // Sets the feed-forward of the layers with experts, which `make` builds from parts without dropout.
-inline void set_experts(
-    Parts& parts, const LlamaConfig& config, const ModelOptions& model,
-    std::function<std::unique_ptr<FeedForward>(ParameterList&, const Parts&, const Place&)> make,
-    const SharedTokens& shared = {}) {
+inline void set_experts(ModuleFactories& factories, const LlamaConfig& config,
+                        const ModelOptions& model,
+                        std::function<std::unique_ptr<FeedForward>(
+                            ParameterList&, const ModuleFactories&, const ModulePath&)>
+                            make,
+                        const SharedTokens& shared = {}) {
     ModelOptions plain = model;
     plain.dropout = 0;
-    parts.feed_forward = [=, dense = parts.feed_forward, bare = default_parts(config, plain)](
-                             ParameterList& list, const Parts& all,
-                             const Place& layer) -> std::unique_ptr<FeedForward> {
+    factories.feed_forward = [=, dense = factories.feed_forward,
+                              bare = default_factories(config, plain)](
+                                 ParameterList& list, const ModuleFactories& all,
+                                 const ModulePath& layer) -> std::unique_ptr<FeedForward> {
         if (!config.has_experts(layer.layer)) return dense(list, all, layer);
         std::unique_ptr<FeedForward> experts = make(list, bare, layer);
         if (model.dropout == 0) return experts;

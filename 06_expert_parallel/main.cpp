@@ -52,7 +52,8 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
     Run run("06_expert_parallel", options, shape,
             {.micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()});
 
-    Llama model(shape.config, shape.model, experts.parts(shape.model), Stage::whole(shape.config));
+    Llama model(shape.config, shape.model, experts.factories(shape.model),
+                Stage::whole(shape.config));
     ParameterList& parameters = model.parameters();
     const Prediction balanced =
         predict_balanced(shape, chosen, parameters, mesh, experts.balance(), options.grad_accum);

@@ -14,24 +14,25 @@ namespace ultrascale {
 
 class PlainExperts : public FeedForward {
 public:
-    PlainExperts(ParameterList& list, const Parts& parts, const Place& layer,
+    PlainExperts(ParameterList& list, const ModuleFactories& factories, const ModulePath& layer,
                  std::shared_ptr<PlainBalance> balance)
         : layer_(layer.layer), balance_(std::move(balance)) {
         const LlamaConfig& config = balance_->config;
         const ExpertsConfig& e = config.experts;
         const ExpertNames names = expert_names(config);
-        const Place block = layer.part(names.block);
+        const ModulePath block = layer.part(names.block);
         gate_ = list.add({.name = block.part("gate").weight(),
                           .shape = {e.count, config.hidden},
                           .init_std = float(config.init_std)});
         if (e.selection_bias)
             bias_ = list.add_buffer(block.name + ".gate.e_score_correction_bias", e.count);
-        const auto swiglu = [&](const Place& place, const char* gate, const char* up,
+        const auto swiglu = [&](const ModulePath& path, const char* gate, const char* up,
                                 const char* down, int64_t F) {
             return std::make_unique<SwiGLU>(
-                parts.linear(list, parts, place, LinearRole::column,
-                             {{{gate, F}, {up, F}}, config.hidden}),
-                parts.linear(list, parts, place, LinearRole::row, {{{down, config.hidden}}, F}));
+                factories.linear(list, factories, path, LinearRole::column,
+                                 {{{gate, F}, {up, F}}, config.hidden}),
+                factories.linear(list, factories, path, LinearRole::row,
+                                 {{{down, config.hidden}}, F}));
         };
         for (int64_t i = 0; i < e.count; ++i)
             experts_.push_back(swiglu(block.part(fmt::format("experts.{}", i)), names.gate,
@@ -93,7 +94,7 @@ public:
                     dout.push_back(w * of);
                     along += double(of) * double(outs_[e][i * size_t(h) + c]);
                 }
-                dweights[n][place(e, n)] = along;
+                dweights[n][path(e, n)] = along;
             }
             if (dout.empty()) {
                 for (size_t i = 0; i < 3; ++i) context.contributed(*of_experts_[3 * e + i]);
@@ -190,7 +191,7 @@ private:
             std::vector<size_t> choices;  // n k + j
             const size_t k = routes_[0].experts.size();
             for (size_t n = size_t(tokens.begin); n < size_t(tokens.end); ++n)
-                if (const size_t j = place(e, n); j < k) choices.push_back(n * k + j);
+                if (const size_t j = path(e, n); j < k) choices.push_back(n * k + j);
             const auto weight = [&](size_t c) { return float(routes_[c / k].weights[c % k]); };
             if (by_score) std::ranges::stable_sort(choices, std::greater<>(), weight);
             std::vector<char> mine, theirs;
@@ -206,9 +207,9 @@ private:
     }
 
     double weight(size_t e, int64_t n) const {
-        return routes_[size_t(n)].weights[place(e, size_t(n))];
+        return routes_[size_t(n)].weights[path(e, size_t(n))];
     }
-    size_t place(size_t e, size_t n) const {
+    size_t path(size_t e, size_t n) const {
         const std::vector<int>& chosen = routes_[n].experts;
         return size_t(std::ranges::find(chosen, int(e)) - chosen.begin());
     }
@@ -283,17 +284,20 @@ private:
 };
 
 // The plain layers with which --verify compares (plain_experts.h).
-inline std::function<void(Parts&)> plain_parts(const StepShape& shape, const ExpertOptions& o,
-                                               int64_t micro_batches, ChoiceLog& choices) {
-    return [=, &choices](Parts& parts) {
+inline std::function<void(ModuleFactories&)> plain_parts(const StepShape& shape,
+                                                         const ExpertOptions& o,
+                                                         int64_t micro_batches,
+                                                         ChoiceLog& choices) {
+    return [=, &choices](ModuleFactories& factories) {
         choices.plain().begin_training();
         const auto balance =
             std::make_shared<PlainBalance>(shape.config, o, o.counts_first() ? 1 : micro_batches,
                                            shape.micro_batch * shape.seq, choices.plain());
-        set_experts(parts, shape.config, shape.model,
-                    [balance](ParameterList& list, const Parts& plain, const Place& layer) {
-                        return std::make_unique<PlainExperts>(list, plain, layer, balance);
-                    });
+        set_experts(
+            factories, shape.config, shape.model,
+            [balance](ParameterList& list, const ModuleFactories& plain, const ModulePath& layer) {
+                return std::make_unique<PlainExperts>(list, plain, layer, balance);
+            });
     };
 }
 

@@ -25,7 +25,7 @@ struct Routed {
 class Router {
 public:
     // Registers "PLACE.gate.weight" and, if training moves a bias, its buffer.
-    Router(ParameterList& list, const Place& block, const LlamaConfig& config,
+    Router(ParameterList& list, const ModulePath& block, const LlamaConfig& config,
            const ExpertOptions& options, LoadBalance& balance)
         : layer_(block.layer),
           settings_(config.experts.router),
@@ -34,7 +34,7 @@ public:
           weight_(list.add({.name = block.part("gate").weight(),
                             .shape = {config.experts.count, config.hidden},
                             .init_std = float(config.init_std),
-                            .also_summed_over = balance.shared().also_summed_over})) {
+                            .replica_groups = balance.shared().replica_groups})) {
         if (config.experts.selection_bias) {
             bias_ =
                 list.add_buffer(block.name + ".gate.e_score_correction_bias", config.experts.count);

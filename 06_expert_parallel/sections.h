@@ -138,7 +138,8 @@ inline void print_estimate(const Options& options, const ExpertOptions& o, const
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size() / o.ep}, {"ep", o.ep}});
     ExpertParallel experts(shape.config, o, mesh, options.grad_accum);
-    Llama model(shape.config, shape.model, experts.parts(shape.model), Stage::whole(shape.config));
+    Llama model(shape.config, shape.model, experts.factories(shape.model),
+                Stage::whole(shape.config));
     Report report("06_expert_parallel", options, shape, 0);
     report.configuration(sequences_of_step(options, world.size()), "", world.size());
     report.technique("experts", describe(shape.config, o, world.size()),

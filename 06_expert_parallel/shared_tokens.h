@@ -31,7 +31,7 @@ struct SharedTokens {
     std::function<std::vector<TokenRange>(int64_t rows)> tokens = {};
     // Groups over which gradients of routers and experts are summed besides the data axes: "tp" if
     // its ranks route different rows.
-    std::vector<std::string> also_summed_over = {};
+    std::vector<std::string> replica_groups = {};
 
     int64_t count() const { return ranks ? ranks->size() : 1; }
     // The token of each of this rank's `rows` rows.

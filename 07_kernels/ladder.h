@@ -14,7 +14,7 @@ struct LadderOptions {
 };
 
 // One kernel's results at one size.
-struct Rung {
+struct KernelResult {
     const Kernel* kernel = nullptr;
     Sizes size;
     double error = 0;    // the largest over all sizes that were checked
@@ -31,18 +31,19 @@ struct Rung {
 // Checks each kernel at the problem's awkward and observed sizes, then measures it (on a GPU: time;
 // on the CPU: memory accesses), and prints a line for each. Kernels that need PTX are skipped on
 // the CPU, with a line that says so.
-std::vector<Rung> climb(const Problem& problem, const std::vector<Kernel>& kernels,
-                        const LadderOptions& options);
+std::vector<KernelResult> measure_kernels(const Problem& problem,
+                                          const std::vector<Kernel>& kernels,
+                                          const LadderOptions& options);
 
 // The label of a table's row: the kernel's name, with the size if there are several; the size alone
 // if there is only one kernel.
-std::string label(const Problem& problem, const Rung& rung, const std::vector<Sizes>& sizes,
-                  const std::vector<Rung>& right);
+std::string label(const Problem& problem, const KernelResult& result,
+                  const std::vector<Sizes>& sizes, const std::vector<KernelResult>& right);
 
 // The rank of `mine` among the kernels at its size, and why it is not the first, e.g.
 //   mine: number 4 of 5 by cost, behind transpose_padded:
 //         it moves no more, but its shared loads take 32.0 turns instead of 1.0
 // "" if it was not measured, or is wrong.
-std::string standing(const Rung& mine, const std::vector<Rung>& rungs);
+std::string ranking(const KernelResult& mine, const std::vector<KernelResult>& results);
 
 }  // namespace ultrascale::kernels

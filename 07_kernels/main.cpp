@@ -214,24 +214,25 @@ bool run(Chapter& chapter) {
             }
             continue;
         }
-        const std::vector<Rung> rungs = climb(problem, of_problem, chapter.ladder);
-        for (const Rung& rung : rungs)
-            if (rung.kernel->family == 0) fmt::print("{}", standing(rung, rungs));
-        if (chapter.stalls && problem.name == "product") fmt::print("{}", stalls(problem, rungs));
+        const std::vector<KernelResult> results =
+            measure_kernels(problem, of_problem, chapter.ladder);
+        for (const KernelResult& result : results)
+            if (result.kernel->family == 0) fmt::print("{}", ranking(result, results));
+        if (chapter.stalls && problem.name == "product") fmt::print("{}", stalls(problem, results));
         if (chapter.traffic) {
-            fmt::print("{}", traffic(rungs));
-            ok = ok && counted_as_by_formula(rungs);
+            fmt::print("{}", traffic(results));
+            ok = ok && counted_as_by_formula(results);
         }
-        for (const Rung& rung : rungs) {
-            ok = ok && rung.wrong.empty();
-            checked += rung.checked;
-            nlohmann::ordered_json row = {{"kernel", rung.kernel->name},
+        for (const KernelResult& result : results) {
+            ok = ok && result.wrong.empty();
+            checked += result.checked;
+            nlohmann::ordered_json row = {{"kernel", result.kernel->name},
                                           {"problem", problem.name},
-                                          {"size", rung.size},
-                                          {"error", rung.error},
-                                          {"wrong", rung.wrong}};
-            row[on_gpu ? "seconds" : "traffic"] = on_gpu ? rung.seconds : rung.traffic;
-            for (const auto& [name, value] : rung.seen) row[name] = value;
+                                          {"size", result.size},
+                                          {"error", result.error},
+                                          {"wrong", result.wrong}};
+            row[on_gpu ? "seconds" : "traffic"] = on_gpu ? result.seconds : result.traffic;
+            for (const auto& [name, value] : result.seen) row[name] = value;
             json.write(nlohmann::ordered_json{{"row", row}}.dump());
         }
     }

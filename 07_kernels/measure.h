@@ -14,11 +14,12 @@ inline constexpr bool on_gpu = false;
 
 // Prints a table of the kernels at each of the sizes. Returns what it measured: `seconds`, or
 // `traffic` and `seen`; and `wrong` if a large size or a race shows an error.
-std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
-                          const std::vector<Sizes>& sizes, const std::vector<Rung>& right);
+std::vector<KernelResult> measure(const Problem& problem, const LadderOptions& options,
+                                  const std::vector<Sizes>& sizes,
+                                  const std::vector<KernelResult>& right);
 
 // Above a table: what each of its kernels adds to the one before.
-void print_ideas(const std::vector<Rung>& right);
+void print_ideas(const std::vector<KernelResult>& right);
 
 // A race that may be why a kernel is wrong: "; race: 3_transpose_shared.cu:24 (store) and
 // 3_transpose_shared.cu:29 (load)", or "" (on a GPU: always).

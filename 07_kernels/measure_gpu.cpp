@@ -48,8 +48,9 @@ std::string races_of(const Kernel&, const Trial&) {
     return "";
 }  // compute-sanitizer --tool racecheck looks for them
 
-std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
-                          const std::vector<Sizes>& sizes, const std::vector<Rung>& right) {
+std::vector<KernelResult> measure(const Problem& problem, const LadderOptions& options,
+                                  const std::vector<Sizes>& sizes,
+                                  const std::vector<KernelResult>& right) {
     if (right.empty()) return {};
     const double peak =
         device_peak(problem.tensor_cores ? DType::bf16 : DType::fp32).flops * problem.peaks;
@@ -67,7 +68,7 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
     print_ideas(right);
     fmt::print("  {:<36} {:>8} {:>10} {:>8} {:>8} {:>9} {:>10}\n", "", "error", "ms", "GB/s",
                "TFLOP/s", "of limit", "of cuBLAS");
-    std::vector<Rung> rungs;
+    std::vector<KernelResult> results;
     for (const Sizes& size : sizes) {
         const Trial trial = make_trial(problem, size, options.seed);
         const Answer answer = answer_of(problem, trial, false);
@@ -88,22 +89,22 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
                        library > 0 ? fmt::format("{:.1f} %", 100 * library / seconds) : "-");
             std::fflush(stdout);
         };
-        for (Rung rung : right) {
-            rung.size = size;
-            const double error = error_of(rung.kernel->run, trial, answer);
-            rung.wrong = verdict(problem, size, error);
-            rung.error = std::isnan(error) ? error : std::max(rung.error, error);
-            compared[0] = in_turn(rung.kernel->run);
+        for (KernelResult result : right) {
+            result.size = size;
+            const double error = error_of(result.kernel->run, trial, answer);
+            result.wrong = verdict(problem, size, error);
+            result.error = std::isnan(error) ? error : std::max(result.error, error);
+            compared[0] = in_turn(result.kernel->run);
             if (compared.size() > 1 && problem.library_default &&
-                rung.kernel == right.back().kernel)
+                result.kernel == right.back().kernel)
                 compared.push_back(in_turn(problem.library_default));
             const std::vector<double> seconds = median_seconds(compared);
-            rung.seconds = seconds[0];
+            result.seconds = seconds[0];
             if (compared.size() > 1) library = seconds[1];
             if (compared.size() > 2) library_default = seconds[2];
-            line(label(problem, rung, sizes, right), rung.error, rung.seconds);
-            if (!rung.wrong.empty()) fmt::print("      WRONG at {}\n", rung.wrong);
-            rungs.push_back(rung);
+            line(label(problem, result, sizes, right), result.error, result.seconds);
+            if (!result.wrong.empty()) fmt::print("      WRONG at {}\n", result.wrong);
+            results.push_back(result);
         }
         if (library > 0)
             line("(cuBLAS, beside the last one)", error_of(problem.library, trial, answer),
@@ -112,7 +113,7 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
             line("(cublasGemmEx, beside it)", error_of(problem.library_default, trial, answer),
                  library_default);
     }
-    return rungs;
+    return results;
 }
 
 }  // namespace ultrascale::kernels

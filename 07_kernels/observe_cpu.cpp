@@ -97,8 +97,9 @@ std::string races_of(const Kernel& kernel, const Trial& trial) {
     return fmt::format("; race: {} and {}", side(race.one), side(race.other));
 }
 
-std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
-                          const std::vector<Sizes>& sizes, const std::vector<Rung>& right) {
+std::vector<KernelResult> measure(const Problem& problem, const LadderOptions& options,
+                                  const std::vector<Sizes>& sizes,
+                                  const std::vector<KernelResult>& right) {
     if (right.empty()) return {};
     for (const Sizes& size : sizes)
         fmt::print("{}{}: {}. {:.3g} MFLOP, at least {:.4g} KB, {:.3g} FLOP/byte\n",
@@ -111,44 +112,44 @@ std::vector<Rung> measure(const Problem& problem, const LadderOptions& options,
                "bank", "threads");
     fmt::print(fmt::runtime(row), "", "error", "a load", "a store", "/ least", "conflicts", "of 32",
                "races", "cost");
-    std::vector<Rung> rungs;
+    std::vector<KernelResult> results;
     std::string lines;
     for (const Sizes& size : sizes) {
         const Trial trial = make_trial(problem, size, options.seed);
-        for (Rung rung : right) {
+        for (KernelResult result : right) {
             simt::Microscope microscope;
-            rung.kernel->run(trial.arguments);
+            result.kernel->run(trial.arguments);
             const simt::Observation observation = microscope.take();
-            rung.size = size;
+            result.size = size;
             const Traffic traffic = sums(observation);
-            rung.traffic = double(traffic.load.bytes_moved() + traffic.store.bytes_moved() +
-                                  traffic.atomic.bytes_moved()) /
-                           problem.bytes(size);
-            rung.cost = cost_of(traffic, problem.bytes(size));
-            rung.seen = named(traffic);
-            rung.seen.emplace_back("cost", rung.cost.total);
-            rung.seen.emplace_back("races", double(observation.races.size()));
+            result.traffic = double(traffic.load.bytes_moved() + traffic.store.bytes_moved() +
+                                    traffic.atomic.bytes_moved()) /
+                             problem.bytes(size);
+            result.cost = cost_of(traffic, problem.bytes(size));
+            result.seen = named(traffic);
+            result.seen.emplace_back("cost", result.cost.total);
+            result.seen.emplace_back("races", double(observation.races.size()));
             if (!observation.races.empty())
-                rung.wrong = fmt::format("{} race{}", observation.races.size(),
-                                         observation.races.size() == 1 ? "" : "s");
+                result.wrong = fmt::format("{} race{}", observation.races.size(),
+                                           observation.races.size() == 1 ? "" : "s");
             const auto number = [](const simt::Counts& counts, double value, const char* unit) {
                 return counts.requests ? fmt::format("{:.1f}{}", value, unit) : std::string("-");
             };
-            fmt::print(fmt::runtime(row), label(problem, rung, sizes, right),
-                       fmt::format("{:.1e}", rung.error),
+            fmt::print(fmt::runtime(row), label(problem, result, sizes, right),
+                       fmt::format("{:.1e}", result.error),
                        number(traffic.load, traffic.load.sectors_per_request(), ""),
                        number(traffic.store, traffic.store.sectors_per_request(), ""),
-                       fmt::format("{:.2f}", rung.traffic),
+                       fmt::format("{:.2f}", result.traffic),
                        traffic.ways() > 0 ? fmt::format("{:.1f}-way", traffic.ways()) : "-",
                        fmt::format("{:.1f}", traffic.all.active_threads()),
-                       observation.races.size(), fmt::format("{:.2f}", rung.cost.total));
+                       observation.races.size(), fmt::format("{:.2f}", result.cost.total));
             if (options.by_line || !observation.races.empty())
                 lines += "\n" + simt::table(observation);
-            rungs.push_back(rung);
+            results.push_back(result);
         }
     }
     fmt::print("{}", lines);
-    return rungs;
+    return results;
 }
 
 }  // namespace ultrascale::kernels

@@ -18,26 +18,26 @@ Clocks clocks_of(double multiply_adds, double shared_turns, double requests, dou
     return {multiply_adds / 128, shared_turns, std::max(requests, sectors / 4)};
 }
 
-std::string stalls(const Problem& problem, const std::vector<Rung>& rungs) {
+std::string stalls(const Problem& problem, const std::vector<KernelResult>& results) {
     std::string text = fmt::format(
         "\nstalls: clocks of an SM for each multiply-add of a warp, by unit; the longest decides\n"
         "  {:<22} {:>11} {:>9} {:>8} {:>8} {:>11} {:>9}  {}\n",
         "", "FMA a load", "multiply", "shared", "global", "of the peak", "TFLOP/s", "stall");
     const double peak = 67e12;  // an H200's in fp32, by the data sheet
-    for (const Rung& rung : rungs) {
-        if (rung.seen.empty()) continue;
+    for (const KernelResult& result : results) {
+        if (result.seen.empty()) continue;
         const auto seen = [&](const char* name) {
-            return std::ranges::find(rung.seen, name, &std::pair<std::string, double>::first)
+            return std::ranges::find(result.seen, name, &std::pair<std::string, double>::first)
                 ->second;
         };
-        const double of_warps = problem.flops(rung.size) / 2 / 32;
+        const double of_warps = problem.flops(result.size) / 2 / 32;
         const Clocks c = clocks_of(32 * of_warps,
                                    seen("shared_load_wavefronts") + seen("shared_store_wavefronts"),
                                    seen("load_requests") + seen("store_requests"),
                                    seen("load_sectors") + seen("store_sectors"));
         text += fmt::format(
             "  {:<22} {:>11.2f} {:>9.2f} {:>8.2f} {:>8.2f} {:>9.1f} % {:>9.1f}  {}\n",
-            rung.kernel->name, of_warps / (seen("load_requests") + seen("shared_load_requests")),
+            result.kernel->name, of_warps / (seen("load_requests") + seen("shared_load_requests")),
             c.multiply / of_warps, c.shared / of_warps, c.global / of_warps,
             100 * c.share_of_peak(), peak * c.share_of_peak() / 1e12, c.reason());
     }

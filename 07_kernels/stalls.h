@@ -35,6 +35,6 @@ struct Clocks {  // of one SM, if it did all the work
 Clocks clocks_of(double multiply_adds, double shared_turns, double requests, double sectors);
 
 // The table for the rungs of the problem "product", which were observed on the CPU.
-std::string stalls(const Problem& problem, const std::vector<Rung>& rungs);
+std::string stalls(const Problem& problem, const std::vector<KernelResult>& results);
 
 }  // namespace ultrascale::kernels

@@ -13,17 +13,17 @@ AttentionSize of(const Sizes& s) {
 }
 
 // Of this kernel at this size, in bytes; 0: there is no formula for it.
-double by_formula(const Rung& rung) {
-    const AttentionSize size = of(rung.size);
+double by_formula(const KernelResult& result) {
+    const AttentionSize size = of(result.size);
     if (std::fmod(size.T, 64) != 0) return 0;
-    return rung.kernel->name == "attention_naive"   ? 32 * attention_naive_sectors(size)
-           : rung.kernel->name == "flash_attention" ? 32 * flash_attention_sectors(size)
-                                                    : 0;
+    return result.kernel->name == "attention_naive"   ? 32 * attention_naive_sectors(size)
+           : result.kernel->name == "flash_attention" ? 32 * flash_attention_sectors(size)
+                                                      : 0;
 }
 bool near(double count, double formula) { return count >= formula && count <= 1.05 * formula; }
-double counted(const Rung& rung) {  // 0: not observed
+double counted(const KernelResult& result) {  // 0: not observed
     double sectors = 0;
-    for (const auto& [name, value] : rung.seen)
+    for (const auto& [name, value] : result.seen)
         if (name == "load_sectors" || name == "store_sectors") sectors += value;
     return 32 * sectors;
 }
@@ -58,7 +58,7 @@ double flash_attention_sectors(const AttentionSize& s) {
     return s.B * s.H * (2 * s.T * row + tiles * 2 * 64 * row);
 }
 
-std::string traffic(const std::vector<Rung>& rungs) {
+std::string traffic(const std::vector<KernelResult>& results) {
     const AttentionSize s = of(size_of_slides);
     std::string text = fmt::format(
         "\nmemory traffic of attention at the FlashAttention paper's size: B {}, T {}, H {}, D {}\n"
@@ -94,18 +94,20 @@ std::string traffic(const std::vector<Rung>& rungs) {
                                      : fmt::format("  {:.3f} times{}", count / bytes,
                                                    near(count, bytes) ? "" : "   MISMATCH"));
     };
-    for (const Rung& rung : rungs)
-        ours(rung.kernel->name, rung.size, by_formula(rung), counted(rung), rung.seconds);
-    if (std::ranges::none_of(rungs, [](const Rung& r) { return r.size == size_of_slides; })) {
+    for (const KernelResult& result : results)
+        ours(result.kernel->name, result.size, by_formula(result), counted(result), result.seconds);
+    if (std::ranges::none_of(results,
+                             [](const KernelResult& r) { return r.size == size_of_slides; })) {
         ours("attention_naive", size_of_slides, 32 * attention_naive_sectors(s), 0, 0);
         ours("flash_attention", size_of_slides, 32 * flash_attention_sectors(s), 0, 0);
     }
     return text;
 }
 
-bool counted_as_by_formula(const std::vector<Rung>& rungs) {
-    return std::ranges::all_of(rungs, [](const Rung& rung) {
-        return counted(rung) == 0 || by_formula(rung) == 0 || near(counted(rung), by_formula(rung));
+bool counted_as_by_formula(const std::vector<KernelResult>& results) {
+    return std::ranges::all_of(results, [](const KernelResult& result) {
+        return counted(result) == 0 || by_formula(result) == 0 ||
+               near(counted(result), by_formula(result));
     });
 }
 

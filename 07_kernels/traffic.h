@@ -54,8 +54,8 @@ double attention_naive_sectors(const AttentionSize& size);
 double flash_attention_sectors(const AttentionSize& size);
 
 // The tables. `rungs`: attention's, as far as they were run.
-std::string traffic(const std::vector<Rung>& rungs);
+std::string traffic(const std::vector<KernelResult>& results);
 // Whether no count is less than its formula, or more by over 5 %.
-bool counted_as_by_formula(const std::vector<Rung>& rungs);
+bool counted_as_by_formula(const std::vector<KernelResult>& results);
 
 }  // namespace ultrascale::kernels

@@ -66,7 +66,7 @@ protected:
 private:
     std::shared_ptr<Fp8Shared> shared_;
     std::unique_ptr<Fp8Linear> product_;
-    mutable Fp8Linear::Both rounded_;  // of_, from the input's gradient to the weight's
+    mutable Fp8Linear::RowsAndColumns rounded_;  // of_, from the input's gradient to the weight's
     mutable Tensor of_;
 };
 

@@ -67,26 +67,26 @@ public:
     }
 
     // What the part before this linear hands to the next forward.
-    struct Handed {
+    struct PreparedInput {
         ops::Quantised rows = {};  // x, rounded already: then forward is given these numbers as x
         // Kept for Wgrad instead of x: these rows, if they have one scale, or what restore() makes
         // x from. Empty: nothing is kept.
         Tensor kept = {}, scales = {};
     };
-    void hand(Handed handed) { handed_ = std::move(handed); }
+    void prepare(PreparedInput handed) { prepared_ = std::move(handed); }
     std::function<Tensor(const Tensor& kept, const Tensor& scales)> restore;
 
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
         const TraceName name(TraceName::part, name_);
-        const Handed handed = std::exchange(handed_, {});
+        const PreparedInput handed = std::exchange(prepared_, {});
         Shape shape = x.shape();
         shape.back() = outputs();
         Tensor y = activation(shape, handed.rows ? activations() : x.dtype());
         const bool keeps = keeps_ && saved.enabled() && !handed.rows && !handed.kept;
-        const Both x8 = handed.rows
-                            ? Both{handed.rows, {}}
-                            : both(x, x_, context.training, true, keeps, Memory::activation);
+        const RowsAndColumns x8 =
+            handed.rows ? RowsAndColumns{handed.rows, {}}
+                        : both(x, x_, context.training, true, keeps, Memory::activation);
         product(y, x8.rows, weight(context.training), residual);
         // (Kept in fp8, gate and up make an x that differs from this one.)
         if (measures_once() && !handed.kept && !keeps && !shared_->options.keep_fp8)
@@ -105,8 +105,8 @@ public:
         Shape shape = dy.shape();
         shape.back() = inputs();
         Tensor dx = activation(shape, dy.dtype());  // (..., in)
-        const Both dy8 = both(dy, gradient(), true, true, true, Memory::workspace,
-                              std::exchange(handed_gradient_scale_, {}));
+        const RowsAndColumns dy8 = both(dy, gradient(), true, true, true, Memory::workspace,
+                                        std::exchange(handed_gradient_scale_, {}));
         input_product(dx, dy8.rows);
         saved.keep("dy8", dy8.columns.values), saved.keep("dy8_scales", dy8.columns.scales);
         return dx;
@@ -141,17 +141,18 @@ public:
 
     // ---- for parts that round by themselves, or once for several products ----
     // Both orientations of a matrix; one may be empty.
-    struct Both {
+    struct RowsAndColumns {
         ops::Quantised rows, columns;
     };
     // Where x (rows, cols) is rounded to by the operation that makes it, and how; where it leaves
     // its amax.
-    struct Room {
+    struct QuantisedOutput {
         ops::Quantised x;
         ops::Scaling how;
         Tensor amax;
     };
-    Room room_for_input(int64_t rows, int64_t cols, bool training, Memory category) const {
+    QuantisedOutput quantised_input(int64_t rows, int64_t cols, bool training,
+                                    Memory category) const {
         const ops::Scaling how = scaling_of(x_);
         return {empty(x_, rows, cols, category), how,
                 shared_->delayed() && training ? shared_->histories.amax(x_.history) : Tensor()};
@@ -168,7 +169,9 @@ public:
         ops::scale_of_amax(handed_gradient_scale_, amax, gradient().dtype,
                            shared_->options.powers_of_two);
     }
-    Both rounded_gradient(const Tensor& dy) { return both(dy, gradient(), true, true, true); }
+    RowsAndColumns rounded_gradient(const Tensor& dy) {
+        return both(dy, gradient(), true, true, true);
+    }
     void hold_weights() { held_ = both(stacked_values(parameters_), w_, true, true, true); }
     void release_weights() { held_ = {}; }
     void input_product(Tensor dx, const ops::Quantised& dy) {
@@ -229,9 +232,10 @@ private:
 
     // `observes`: this is the use of the step that its amax is taken from.
     // `columns_are`: the category of what is kept for backward_weight.
-    Both both(const Tensor& x, const Rounded& which, bool observes, bool rows, bool columns,
-              Memory columns_are = Memory::workspace, const Tensor& known = {}) const {
-        Both result;
+    RowsAndColumns both(const Tensor& x, const Rounded& which, bool observes, bool rows,
+                        bool columns, Memory columns_are = Memory::workspace,
+                        const Tensor& known = {}) const {
+        RowsAndColumns result;
         if (rows) result.rows = empty(which, x.rows(), x.cols(), Memory::workspace, known);
         if (columns) result.columns = empty(which, x.cols(), x.rows(), columns_are, known);
         ops::quantise(
@@ -293,8 +297,8 @@ private:
     Tensor weight_scales_;          // of weights in fp8; empty: they are rounded for each product
     Tensor measured_weight_scale_;  // of weights in 16 bits, by the last forward; may be empty
     Tensor handed_gradient_scale_;  // of the next dy, where the part before has its amax
-    Both held_;                     // weights rounded for several products
-    Handed handed_;
+    RowsAndColumns held_;           // weights rounded for several products
+    PreparedInput prepared_;
 };
 
 }  // namespace ultrascale

@@ -18,10 +18,10 @@ public:
 
     // Makes a model's linears multiply in fp8, whatever is wrapped around them, and with --head fp8
     // a plain head.
-    void add_to(Parts& parts) {
+    void add_to(ModuleFactories& factories) {
         if (!shared_->options.recipe.fp8()) return;
-        parts.gemm = [this](ParameterList&, const Place&, std::vector<Parameter*> rows,
-                            LinearRole) -> std::unique_ptr<Linear> {
+        factories.gemm = [this](ParameterList&, const ModulePath&, std::vector<Parameter*> rows,
+                                LinearRole) -> std::unique_ptr<Linear> {
             const std::string part = rows.front()->part();
             const bool keeps = shared_->options.keep_fp8 &&
                                (part == "self_attn.q_proj" || part == "mlp.gate_proj");
@@ -33,7 +33,7 @@ public:
             return linear;
         };
         if (!shared_->options.head_fp8) return;
-        parts.head = [this, plain = parts.head](ParameterList& list, const Stage& stage) {
+        factories.head = [this, plain = factories.head](ParameterList& list, const Stage& stage) {
             return std::make_unique<Fp8Head<Head>>(shared_, *plain(list, stage));
         };
     }
@@ -51,7 +51,7 @@ public:
     // Rounds master weights, after they have changed, to weights in fp8.
     void round_weights(Storage& storage) {
         if (!is_fp8(shared_->options.recipe.weights)) return;
-        std::span<Storage::Held> held = storage.linears();
+        std::span<Storage::StoredParameter> held = storage.linears();
         size_t next = 0;  // stacks and parameters have the same order
         for (size_t i = 0; i < linears_.size(); ++i) {
             const size_t end = next + stacks_[i].size();
@@ -63,14 +63,14 @@ public:
 
 private:
     // One matrix of all rows. With scales of their own they come to fp32 first.
-    static Tensor stacked_masters(std::span<Storage::Held> stack) {
+    static Tensor stacked_masters(std::span<Storage::StoredParameter> stack) {
         int64_t rows = 0;
-        for (const Storage::Held& h : stack) rows += h.master.size(0);
+        for (const Storage::StoredParameter& h : stack) rows += h.master.size(0);
         const int64_t cols = stack.front().master.size(1);
         if (!stack.front().master_scale) return stack.front().master.extended_view({rows, cols});
         Tensor all = Tensor::empty({rows, cols}, DType::fp32, Memory::workspace);
         int64_t begin = 0;
-        for (const Storage::Held& h : stack) {
+        for (const Storage::StoredParameter& h : stack) {
             const int64_t end = begin + h.master.size(0);
             ops::copy(all.slice(begin, end), Storage::exact(h));
             begin = end;

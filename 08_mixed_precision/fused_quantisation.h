@@ -43,14 +43,14 @@ public:
         if (!linear_) return Norm::forward(x, saved, context);
         const TraceName name(TraceName::part, name_);
         const bool keeps_rows = linear_->one_scale() && saved.enabled();
-        const Fp8Linear::Room to =
-            linear_->room_for_input(x.rows(), x.cols(), context.training,
-                                    keeps_rows ? Memory::activation : Memory::workspace);
+        const Fp8Linear::QuantisedOutput to =
+            linear_->quantised_input(x.rows(), x.cols(), context.training,
+                                     keeps_rows ? Memory::activation : Memory::workspace);
         const Tensor rstd = activation({x.rows()}, DType::fp32);  // (N)
         ops::rmsnorm_forward_quantised(to.x, rstd, x, weight_->value, eps_, to.how, to.amax);
         saved.keep("x", x);
         saved.keep("rstd", rstd);
-        linear_->hand({to.x, keeps_rows ? to.x.values : x, keeps_rows ? to.x.scales : Tensor()});
+        linear_->prepare({to.x, keeps_rows ? to.x.values : x, keeps_rows ? to.x.scales : Tensor()});
         return to.x.values.view(x.shape());
     }
 
@@ -78,11 +78,11 @@ public:
         Tensor gate_up = gate_up_->forward(x, saved["gate_up_proj"], context);  // (B, T, 2 F)
         Shape shape = gate_up.shape();
         shape.back() /= 2;
-        const Fp8Linear::Room to = down8_.room_for_input(gate_up.rows(), shape.back(),
-                                                         context.training, Memory::workspace);
+        const Fp8Linear::QuantisedOutput to = down8_.quantised_input(
+            gate_up.rows(), shape.back(), context.training, Memory::workspace);
         ops::swiglu_forward_quantised(to.x, gate_up, to.how, to.amax);
         saved.keep("gate_up", std::move(gate_up));
-        down8_.hand({to.x});
+        down8_.prepare({to.x});
         return down_->forward(to.x.values.view(shape), saved["down_proj"], context, residual);
     }
 
@@ -98,30 +98,30 @@ private:
 
 // Fuses wherever a norm, or SwiGLU, meets an Fp8Linear. A linear that communicates first (chapter
 // 03's) needs its input as it is, so this is for parts without one.
-inline void fuse_quantisation(Parts& parts) {
+inline void fuse_quantisation(ModuleFactories& factories) {
     struct Built {
         FusedNorm* norm = nullptr;
         Fp8Linear *gate_up = nullptr, *down = nullptr;
     };
     const auto last = std::make_shared<Built>();  // in the model's order
-    parts.norm = [last, plain = parts.norm](ParameterList& list, const Place& place) {
-        auto norm = std::make_unique<FusedNorm>(*plain(list, place));
+    factories.norm = [last, plain = factories.norm](ParameterList& list, const ModulePath& path) {
+        auto norm = std::make_unique<FusedNorm>(*plain(list, path));
         last->norm = norm.get();
         return norm;
     };
-    parts.gemm = [last, plain = parts.gemm](ParameterList& list, const Place& place,
-                                            std::vector<Parameter*> rows, LinearRole role) {
+    factories.gemm = [last, plain = factories.gemm](ParameterList& list, const ModulePath& path,
+                                                    std::vector<Parameter*> rows, LinearRole role) {
         const std::string part = rows.front()->part();
-        std::unique_ptr<Linear> linear = plain(list, place, std::move(rows), role);
+        std::unique_ptr<Linear> linear = plain(list, path, std::move(rows), role);
         auto* fp8 = dynamic_cast<Fp8Linear*>(linear.get());  // null: smoothed
         if (fp8 && (part == "self_attn.q_proj" || part == "mlp.gate_proj")) last->norm->feeds(*fp8);
         if (part == "mlp.gate_proj") last->gate_up = fp8;
         last->down = part == "mlp.down_proj" ? fp8 : nullptr;
         return linear;
     };
-    parts.feed_forward = [last, plain = parts.feed_forward](
-                             ParameterList& list, const Parts& all,
-                             const Place& layer) -> std::unique_ptr<FeedForward> {
+    factories.feed_forward = [last, plain = factories.feed_forward](
+                                 ParameterList& list, const ModuleFactories& all,
+                                 const ModulePath& layer) -> std::unique_ptr<FeedForward> {
         std::unique_ptr<FeedForward> made = plain(list, all, layer);
         auto* swiglu = dynamic_cast<SwiGLU*>(made.get());
         if (!swiglu || !last->down) return made;

@@ -30,7 +30,7 @@ public:
         if (counts_ && counting) ops::count_binades(counts_, dy);
     }
     // Wraps the model's linears, whatever they are.
-    void add_to(Parts& parts);
+    void add_to(ModuleFactories& factories);
     bool counting = true;
 
     // The numbers below 2^exponent, zeros included; of how many in all.
@@ -73,12 +73,13 @@ private:
     GradientHistogram& histogram_;
 };
 
-inline void GradientHistogram::add_to(Parts& parts) {
+inline void GradientHistogram::add_to(ModuleFactories& factories) {
     if (!counts_) return;
-    parts.linear = [this, linear = parts.linear](ParameterList& list, const Parts& parts,
-                                                 const Place& place, LinearRole role,
-                                                 const Parts::LinearShape& shape) {
-        return std::make_unique<CountingLinear>(linear(list, parts, place, role, shape), *this);
+    factories.linear = [this, linear = factories.linear](
+                           ParameterList& list, const ModuleFactories& factories,
+                           const ModulePath& path, LinearRole role,
+                           const ModuleFactories::LinearShape& shape) {
+        return std::make_unique<CountingLinear>(linear(list, factories, path, role, shape), *this);
     };
 }
 

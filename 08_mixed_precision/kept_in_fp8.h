@@ -58,7 +58,7 @@ public:
             saved.drop("o");
             saved.keep("packed_o", packed), saved.keep("packed_o_scales", scales);
         }
-        o_proj_->hand({{}, packed, scales});
+        o_proj_->prepare({{}, packed, scales});
         return o;
     }
     Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
@@ -116,23 +116,25 @@ private:
 };
 
 // Makes a model's parts keep what --keep-fp8 says.
-inline void keep_in_fp8(Parts& parts, const LlamaConfig& config, const PrecisionOptions& options) {
+inline void keep_in_fp8(ModuleFactories& factories, const LlamaConfig& config,
+                        const PrecisionOptions& options) {
     if (!options.keep_fp8) return;
-    parts.feed_forward = [plain = parts.feed_forward](ParameterList& list, const Parts& all,
-                                                      const Place& layer) {
+    factories.feed_forward = [plain = factories.feed_forward](ParameterList& list,
+                                                              const ModuleFactories& all,
+                                                              const ModulePath& layer) {
         return std::make_unique<FeedForwardKeptInFp8>(plain(list, all, layer));
     };
     if (!keeps_e5m6(config, options)) return;
     const auto last = std::make_shared<AttentionKeptInE5m6*>();  // in the model's order
-    parts.attention = [last, plain = parts.attention](const Place& place) {
-        auto attention = std::make_unique<AttentionKeptInE5m6>(plain(place));
+    factories.attention = [last, plain = factories.attention](const ModulePath& path) {
+        auto attention = std::make_unique<AttentionKeptInE5m6>(plain(path));
         *last = attention.get();
         return attention;
     };
-    parts.gemm = [last, plain = parts.gemm](ParameterList& list, const Place& place,
-                                            std::vector<Parameter*> rows, LinearRole role) {
+    factories.gemm = [last, plain = factories.gemm](ParameterList& list, const ModulePath& path,
+                                                    std::vector<Parameter*> rows, LinearRole role) {
         const bool is_o_proj = rows.front()->part() == "self_attn.o_proj";
-        std::unique_ptr<Linear> linear = plain(list, place, std::move(rows), role);
+        std::unique_ptr<Linear> linear = plain(list, path, std::move(rows), role);
         if (is_o_proj) (*last)->feeds(dynamic_cast<Fp8Linear&>(*linear));
         return linear;
     };

@@ -35,9 +35,9 @@ public:
                                              .step = steps_,
                                              .max_norm = float(options_.clip),
                                              .skip = skip};
-        for (std::span<Storage::Held> group : {storage_.linears(), storage_.rest()}) {
+        for (std::span<Storage::StoredParameter> group : {storage_.linears(), storage_.rest()}) {
             std::vector<ops::AdamWItem> items;
-            for (const Storage::Held& h : group) items.push_back(item(h));
+            for (const Storage::StoredParameter& h : group) items.push_back(item(h));
             if (!items.empty()) ops::adamw(items, squared_norm, settings);
         }
     }
@@ -49,12 +49,12 @@ public:
     // the weights alone do not say as much, and their scales: "scale.exp_avg.<parameter>".
     std::vector<TensorPart> states() const {
         std::vector<TensorPart> all;
-        const auto add = [&](const std::string& prefix, const Storage::Held& h,
+        const auto add = [&](const std::string& prefix, const Storage::StoredParameter& h,
                              const Tensor& tensor, const Tensor& scale) {
             all.emplace_back(*h.parameter, tensor, 0, prefix);
             if (scale) all.emplace_back("scale." + prefix + h.parameter->name, scale);
         };
-        for (const Storage::Held& h : storage_.all()) {
+        for (const Storage::StoredParameter& h : storage_.all()) {
             add("exp_avg.", h, h.m, h.m_scale);
             add("exp_avg_sq.", h, h.v, h.v_scale);
             if (h.recipe->master || h.value.dtype() != recipe_.activations)
@@ -64,7 +64,7 @@ public:
     }
 
 private:
-    ops::AdamWItem item(const Storage::Held& h) const {
+    ops::AdamWItem item(const Storage::StoredParameter& h) const {
         ops::AdamWItem item{.value = h.value_later() ? h.master : h.value,
                             .master = h.master,
                             .m = h.m,

@@ -44,14 +44,14 @@ public:
     void sum_gradients(const Mesh& mesh) {
         storage.round_gradients();
         std::vector<Tensor> fp8, scales, sums;
-        for (const Storage::Held& h : storage.all()) {
+        for (const Storage::StoredParameter& h : storage.all()) {
             if (!is_fp8(h.read().dtype())) continue;
             fp8.push_back(h.gradient), scales.push_back(h.gradient_scale);
             sums.push_back(h.accumulated);
         }
         const Communicator& ranks = mesh.group("dp");
         if (!fp8.empty()) fp8_sum(fp8, scales, sums, ranks);
-        for (const Storage::Held& h : storage.all())
+        for (const Storage::StoredParameter& h : storage.all())
             if (!is_fp8(h.read().dtype()) && ranks.size() > 1) ranks.all_reduce(h.read());
     }
     // Divides the gradients by the loss scale. (Here, and in the next two, --trap makes mistakes.)
@@ -106,7 +106,7 @@ public:
     }
     // Weights in fp32, rounded to all formats.
     void set_weights(const std::vector<TensorPart>& weights) {
-        for (Storage::Held& h : storage.all()) {
+        for (Storage::StoredParameter& h : storage.all()) {
             const auto found = std::ranges::find(weights, h.parameter->name, &TensorPart::name);
             check(found != weights.end(), "a weight is missing");
             Storage::set_exact(h, found->tensor);
@@ -129,12 +129,12 @@ public:
 
 private:
     void weights_from_masters() {
-        for (Storage::Held& h : storage.all())
+        for (Storage::StoredParameter& h : storage.all())
             if (h.recipe->master && !h.value_later()) ops::copy(h.value, h.master);
         round_those_left();
     }
     void round_those_left() {
-        for (Storage::Held& h : storage.all())
+        for (Storage::StoredParameter& h : storage.all())
             if (h.value_later() && !is_fp8(h.value.dtype())) ops::copy(h.value, Storage::exact(h));
         linears.round_weights(storage);
     }
@@ -156,13 +156,13 @@ private:
                     "can hold it",
                     file, weight.name, double(x));
     }
-    Parts parts(const LlamaConfig& config, const ModelOptions& model_options) {
-        Parts parts = default_parts(config, model_options);
-        linears.add_to(parts);
-        if (options.recipe.fp8() && !options.unfused) fuse_quantisation(parts);
-        keep_in_fp8(parts, config, options);
-        histogram.add_to(parts);
-        return parts;
+    ModuleFactories factories(const LlamaConfig& config, const ModelOptions& model_options) {
+        ModuleFactories factories = default_factories(config, model_options);
+        linears.add_to(factories);
+        if (options.recipe.fp8() && !options.unfused) fuse_quantisation(factories);
+        keep_in_fp8(factories, config, options);
+        histogram.add_to(factories);
+        return factories;
     }
 
     Tensor norm_of_scaled_;  // of --trap clip-scaled

@@ -133,9 +133,9 @@ inline void print_estimate(const Options& options, const PrecisionOptions& preci
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size()}});
     Fp8Linears linears(precision);
-    Parts parts = default_parts(shape.config, shape.model);
-    linears.add_to(parts);
-    Llama model(shape.config, shape.model, parts, Stage::whole(shape.config));
+    ModuleFactories factories = default_factories(shape.config, shape.model);
+    linears.add_to(factories);
+    Llama model(shape.config, shape.model, factories, Stage::whole(shape.config));
     Report report("08_mixed_precision", options, shape, 0);
     report.configuration(sequences_of_step(options, world.size()), "");
     report.technique("recipe", describe(precision), {{"dp", world.size()}});

@@ -48,7 +48,7 @@ inline Tensor to_fp32(const Tensor& x, const Tensor& scale) {
 
 class Storage {
 public:
-    struct Held {
+    struct StoredParameter {
         Parameter* parameter;
         const Recipe* recipe;
         Tensor value, master, m, v;  // master: value itself where the recipe has none
@@ -69,7 +69,7 @@ public:
             const std::set<const Parameter*>& linears)
         : of_linears_(recipe), of_rest_(recipe.of_rest()) {
         for (const bool linear : {true, false}) {
-            std::vector<Held> group;
+            std::vector<StoredParameter> group;
             for (const auto& p : parameters)
                 if (linears.contains(p.get()) == linear)
                     group.push_back({p.get(), linear ? &of_linears_ : &of_rest_});
@@ -77,27 +77,27 @@ public:
             (linear ? linears_ : rest_) = group.size();
             held_.insert(held_.end(), group.begin(), group.end());
         }
-        for (Held& h : held_) h.parameter->value = h.value;
+        for (StoredParameter& h : held_) h.parameter->value = h.value;
         begin_step();
     }
     Storage(const Storage&) = delete;
 
-    std::span<Held> all() { return held_; }
-    std::span<const Held> all() const { return held_; }
-    std::span<Held> linears() { return std::span(held_).first(linears_); }
-    std::span<Held> rest() { return std::span(held_).subspan(linears_, rest_); }
+    std::span<StoredParameter> all() { return held_; }
+    std::span<const StoredParameter> all() const { return held_; }
+    std::span<StoredParameter> linears() { return std::span(held_).first(linears_); }
+    std::span<StoredParameter> rest() { return std::span(held_).subspan(linears_, rest_); }
 
     // After ParameterList::begin_gradients(). Backward adds to the accumulated gradients, where
     // there are some. A sum of one term needs none: backward writes it rounded.
     void begin_step() {
-        for (Held& h : held_) {
+        for (StoredParameter& h : held_) {
             const bool one_term = h.parameter->contributions == 1 && h.parameter->added_at_once;
             h.parameter->grad = h.rounds() && one_term ? h.gradient : h.sum();
         }
     }
     // The micro-batches are done: rounds the accumulated gradients to what ranks sum.
     void round_gradients() {
-        for (Held& h : held_) {
+        for (StoredParameter& h : held_) {
             const bool summed = h.parameter->grad.data() == h.sum().data();
             if (h.rounds() && summed) ops::copy(h.gradient, h.accumulated);
             h.parameter->grad = h.read();
@@ -107,7 +107,7 @@ public:
     // The loss was multiplied by `scale`: gradients in fp32 are divided in place, of the others the
     // scale. In 16 bits that is all their scale is, and the last step's is still there.
     void unscale(double scale) {
-        for (Held& h : held_) {
+        for (StoredParameter& h : held_) {
             if (!h.gradient_scale) {
                 if (scale != 1) ops::scale(h.read(), float(1 / scale));
             } else if (is_fp8(h.read().dtype())) {
@@ -130,7 +130,7 @@ public:
     Tensor squared_norm() const {
         Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         std::vector<Tensor> plain;  // without a scale; one call for each dtype
-        for (const Held& h : held_) {
+        for (const StoredParameter& h : held_) {
             if (!h.gradient_scale)
                 plain.push_back(h.read());
             else
@@ -148,16 +148,16 @@ public:
         return sum;
     }
     // A gradient in fp32, with its scale.
-    static Tensor unscaled(const Held& h) { return to_fp32(h.read(), h.gradient_scale); }
+    static Tensor unscaled(const StoredParameter& h) { return to_fp32(h.read(), h.gradient_scale); }
     std::vector<TensorPart> unscaled_gradients() const {
         std::vector<TensorPart> parts;
-        for (const Held& h : held_) parts.emplace_back(*h.parameter, unscaled(h));
+        for (const StoredParameter& h : held_) parts.emplace_back(*h.parameter, unscaled(h));
         return parts;
     }
     // The weights as exactly as they are known, in fp32.
-    static Tensor exact(const Held& h) { return to_fp32(h.master, h.master_scale); }
+    static Tensor exact(const StoredParameter& h) { return to_fp32(h.master, h.master_scale); }
     // Sets the master weights to fp32 values, with a scale as the update's where they have one.
-    static void set_exact(Held& h, const Tensor& fp32) {
+    static void set_exact(StoredParameter& h, const Tensor& fp32) {
         if (!h.master_scale) return ops::copy(h.master, fp32);
         const std::vector<float> values = fp32.to_host<float>();
         float largest = 0;
@@ -171,46 +171,47 @@ public:
     }
     std::vector<TensorPart> exact_weights() const {
         std::vector<TensorPart> parts;
-        for (const Held& h : held_) parts.emplace_back(*h.parameter, exact(h));
+        for (const StoredParameter& h : held_) parts.emplace_back(*h.parameter, exact(h));
         return parts;
     }
 
 private:
-    void allocate(std::vector<Held>& group, const Recipe& r) {
+    void allocate(std::vector<StoredParameter>& group, const Recipe& r) {
         int64_t elements = 0;
-        for (const Held& h : group) elements += h.parameter->local_numel();
-        const auto flat = [&](Tensor Held::*member, DType dtype, Memory category) {
+        for (const StoredParameter& h : group) elements += h.parameter->local_numel();
+        const auto flat = [&](Tensor StoredParameter::*member, DType dtype, Memory category) {
             const Tensor all = Tensor::zeros({elements}, dtype, category);
             int64_t begin = 0;
-            for (Held& h : group) {
+            for (StoredParameter& h : group) {
                 const int64_t end = begin + h.parameter->local_numel();
                 h.*member = all.slice(begin, end).view(h.parameter->local_shape());
                 begin = end;
             }
         };
-        const auto scales = [&](Tensor Held::*member, Memory category) {
+        const auto scales = [&](Tensor StoredParameter::*member, Memory category) {
             Tensor all = Tensor::empty({int64_t(group.size())}, DType::fp32, category);
             ops::fill(all, 1);
             for (size_t i = 0; i < group.size(); ++i)
                 group[i].*member = all.slice(int64_t(i), int64_t(i) + 1);
         };
-        const auto state = [&](Tensor Held::*member, Tensor Held::*scale, DType dtype) {
+        const auto state = [&](Tensor StoredParameter::*member, Tensor StoredParameter::*scale,
+                               DType dtype) {
             flat(member, dtype, Memory::optimizer);
             if (state_is_scaled(dtype)) scales(scale, Memory::optimizer);
         };
-        flat(&Held::value, r.weights, Memory::parameter);
-        if (r.master) state(&Held::master, &Held::master_scale, *r.master);
-        state(&Held::m, &Held::m_scale, r.m);
-        state(&Held::v, &Held::v_scale, r.v);
-        if (r.accumulated) flat(&Held::accumulated, *r.accumulated, Memory::gradient);
-        if (r.gradients) flat(&Held::gradient, *r.gradients, Memory::gradient);
-        if (gradients_are_scaled(r)) scales(&Held::gradient_scale, Memory::gradient);
-        for (Held& h : group)
+        flat(&StoredParameter::value, r.weights, Memory::parameter);
+        if (r.master) state(&StoredParameter::master, &StoredParameter::master_scale, *r.master);
+        state(&StoredParameter::m, &StoredParameter::m_scale, r.m);
+        state(&StoredParameter::v, &StoredParameter::v_scale, r.v);
+        if (r.accumulated) flat(&StoredParameter::accumulated, *r.accumulated, Memory::gradient);
+        if (r.gradients) flat(&StoredParameter::gradient, *r.gradients, Memory::gradient);
+        if (gradients_are_scaled(r)) scales(&StoredParameter::gradient_scale, Memory::gradient);
+        for (StoredParameter& h : group)
             if (!h.master) h.master = h.value;
     }
 
     Recipe of_linears_, of_rest_;
-    std::vector<Held> held_;  // the linears' first
+    std::vector<StoredParameter> held_;  // the linears' first
     size_t linears_ = 0, rest_ = 0;
 };
 

@@ -129,7 +129,7 @@ private:
         check_fits_everywhere(predict_balanced(all).memory, memory_limit(), needs_less);
         all.updates->start();
         const DataLoader loader(file_, data_options(options, shape_.seq));
-        const Share share = all.share();
+        const DataSlice slice = all.data_slice();
         const std::unique_ptr<ExpertRun> experts = all.experts ? watch_rows(all) : nullptr;
         WatchedDocuments documents(all);
         double loss = 0;
@@ -141,7 +141,7 @@ private:
             documents.clear();
         };
         const Measured m = measure(
-            loader, share, sequences_of_step(options, share.count), options.steps,
+            loader, slice, sequences_of_step(options, slice.count), options.steps,
             [&](Step& step) {
                 step.on_finish = [&](double of_step, double) { loss = of_step; };
                 train_step_(step, all);

@@ -62,14 +62,14 @@ public:
     Composition(const Composition&) = delete;  // its members refer to each other
 
     // The samples of this rank, and its part of each sequence.
-    Share share() const {
+    DataSlice data_slice() const {
         // exercise 09.2 begin: which ranks have samples of their own? and which a part of each
         const Communicator& replicas = mesh.group({"dp", "ep"});
-        Share share{
+        DataSlice slice{
             .micro_batch = shape.micro_batch, .count = replicas.size(), .replica = replicas.rank()};
         if (context.options().cp > 1)
-            share.part = [this](const HostBatch& whole) { return context.part(whole); };
-        return share;
+            slice.part = [this](const HostBatch& whole) { return context.part(whole); };
+        return slice;
         // exercise 09.2 end
     }
     // The residual stream between two layers or stages, of B sequences of which this rank has T
@@ -109,20 +109,21 @@ public:
     std::map<int, AttentionMemory> of_documents;
 
 private:
-    Parts parts() {
-        Parts parts = techniques.tensor.tp > 1 ? tensor.parts(shape.model)
-                                               : default_parts(shape.config, shape.model);
-        fp8.add_to(parts);
-        context.add_to(parts);
+    ModuleFactories factories() {
+        ModuleFactories factories = techniques.tensor.tp > 1
+                                        ? tensor.factories(shape.model)
+                                        : default_factories(shape.config, shape.model);
+        fp8.add_to(factories);
+        context.add_to(factories);
         if (shape.config.experts.count > 0) {
             const std::string reason =
                 why_not(techniques.experts, tokens, shape.micro_batch, shape.seq, schedule.ranks());
             if (!reason.empty()) user_error("{}", reason);
             experts = std::make_unique<ExpertParallel>(shape.config, techniques.experts, mesh,
                                                        schedule.micro_batches, tokens);
-            experts->set_in(parts, shape.model);
+            experts->set_in(factories, shape.model);
         }
-        return parts;
+        return factories;
     }
     // Which rows of a micro-batch this rank routes: sequence parallelism deals out those that
     // context parallelism has left it.
@@ -144,7 +145,7 @@ private:
                 }
             return all;
         };
-        if (rows) shared.also_summed_over = {"tp"};
+        if (rows) shared.replica_groups = {"tp"};
         return shared;
     }
 };

@@ -55,7 +55,7 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
            const Communicator& world = Communicator::world()) {
     Composition all(options, shape, techniques, world);
     Zero& updates = *all.updates;
-    Run run("09_5d_parallel", options, shape, all.share());
+    Run run("09_5d_parallel", options, shape, all.data_slice());
     const Prediction of_step = predict(all);
     check_fits_everywhere(predict_balanced(all).memory, memory_limit(), needs_less);
     run.load(updates.start());
@@ -83,7 +83,7 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
                  .imagined = world.is_imagined()};
     Fp8Linears of_reference(techniques.precision);
     if (techniques.precision.recipe.fp8()) {
-        what.plain_parts = [&](Parts& parts) { of_reference.add_to(parts); };
+        what.plain_parts = [&](ModuleFactories& factories) { of_reference.add_to(factories); };
         what.plain_micro_batch = options.micro_batch;  // which has scales of its own
         if (techniques.tensor.tp > 1)
             what.not_equal = "scales are those of the parts of a tensor that the ranks of tp have";
@@ -136,9 +136,9 @@ void train_a_little(DType dtype) {
     all.updates->start();
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
-    const Share share = all.share();
+    const DataSlice slice = all.data_slice();
     measure(
-        loader, share, sequences_of_step(options, share.count), 3,
+        loader, slice, sequences_of_step(options, slice.count), 3,
         [&](Step& step) { train_step(step, all); }, [&] { all.updates->finish(); });
 }
 

@@ -133,14 +133,14 @@ struct Chapter {
         options.only_if([&t] { return t.axes.tp > 1; }, "--tp 1: every rank has whole layers",
                         [&] { ultrascale::add_options(options, t.tensor, "--tp-"); });
         // --plan looks at all sizes of the axes that are not given.
-        options.only_if([this] { return techniques.axes.cp > 1 || planner.plan; },
-                        "--cp 1: every rank has whole sequences",
-                        [&] {
-                            ultrascale::add_options(options, t.context, layout)
-                                .only_if(
-                                    [&] { return goes_again(t.context, shared.document_token); },
-                                    why_again);
-                        });
+        options.only_if(
+            [this] { return techniques.axes.cp > 1 || planner.plan; },
+            "--cp 1: every rank has whole sequences",
+            [&] {
+                ultrascale::add_options(options, t.context, layout)
+                    .only_if([&] { return can_run_backward(t.context, shared.document_token); },
+                             why_restarted);
+            });
         options.only_if([this] { return techniques.axes.pp > 1 || planner.plan; },
                         "--pp 1: one rank has all layers",
                         [&] { ultrascale::add_options(options, t.schedule, t.sizes, t.split); });
@@ -174,7 +174,7 @@ struct Chapter {
 
     LlamaConfig config(const Options& options) {
         techniques.experts.ep = compare ? Communicator::world().size() : techniques.axes.ep;
-        if (options.document_token >= 0) techniques.context.backward = RingBackward::again;
+        if (options.document_token >= 0) techniques.context.backward = RingBackward::restarted;
         return experts.config(options);
     }
     bool imagines_ranks() const { return planner.imagines_ranks(); }

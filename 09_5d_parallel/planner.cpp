@@ -216,7 +216,7 @@ bool print_layout(const PlannerOptions& given, const Options& options, const Ste
     print("  place layers  parameters  gradients  optimizer  activations  buffers    all");
     for (int place = 0; place < plan.pp; ++place) {
         if (plan.pp > 8 && place > 2 && place < plan.pp - 2 && place != r.memory.place) continue;
-        const MemoryModel::Held held = planner.memory().of(plan, place);
+        const MemoryModel::RankMemory held = planner.memory().of(plan, place);
         const MemoryEstimate& m = held.memory;
         int64_t layers = 0;
         for (int chunk = 0; chunk < plan.chunks; ++chunk) {

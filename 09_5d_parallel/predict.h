@@ -43,7 +43,8 @@ inline AttentionMemory attention_memory(const Composition& c, int micro_batch = 
     const auto seen = c.of_documents.find(micro_batch);
     if (seen != c.of_documents.end()) return seen->second;
     const ContextOptions& o = c.techniques.context;
-    const RingPlan ring(SequenceCut(o.layout, o.in_ring(), c.shape.seq), o.tails, nullptr);
+    const RingPlan ring(SequenceCut(o.layout, o.ring_degree(), c.shape.seq), o.bidirectional,
+                        nullptr);
     return attention_memory(c.of_heads, o, ring, c.context.ring_rank());
 }
 
@@ -142,7 +143,7 @@ inline Prediction predict(Composition& c) {
         add_parameters(p, c.own.parameters().local_numel(), shape);
         buckets->sync().add_to(p, shape.grad_dtype);
         for (const auto& parameter : c.own.parameters())
-            for (const std::string& group : parameter->also_summed_over)
+            for (const std::string& group : parameter->replica_groups)
                 if (const Communicator& copies = c.mesh.group(group); copies.size() > 1)
                     p.communication.add(copies, Collective::all_reduce, 1,
                                         parameter->local_numel() * dtype_bytes(shape.grad_dtype));

@@ -85,7 +85,7 @@ public:
             choices_.add(layer, chosen, places, context);
         };
         what.plain_parts = plain_parts(all.shape, all.techniques.experts,
-                                       options.grad_accum * all.share().count, choices_);
+                                       options.grad_accum * all.data_slice().count, choices_);
         what.choices = &choices_;
         what.options = recorded(all.techniques.experts);
         what.plain_micro_batch = all.techniques.experts.counts_first() ? 0 : options.micro_batch;
@@ -109,7 +109,7 @@ inline constexpr const char* needs_less =
 inline void print_estimate(const Options& options, const Techniques& techniques,
                            const StepShape& shape) {
     Composition all(options, shape, techniques);
-    const int64_t replicas = all.share().count;
+    const int64_t replicas = all.data_slice().count;
     Report report("09_5d_parallel", options, shape, 0);
     report.configuration(sequences_of_step(options, replicas), "", replicas);
     report.technique("layout", describe(techniques), layout_of(techniques.axes));

@@ -55,7 +55,7 @@ row 4 03_tensor_parallel "  norms on 1/4 of tokens" --sequence-parallel
 row 4 03_tensor_parallel "  GEMMs in 2 chunks" --sequence-parallel --overlap chunk
 row 4 03_tensor_parallel "  2 x 2 ranks" --tp 2 --sequence-parallel --overlap async --micro-batch 4
 row 4 04_context_parallel "a ring, zig-zag"
-row 4 04_context_parallel "  tails the other way" --tails on
+row 4 04_context_parallel "  tails the other way" --bidirectional on
 row 4 04_context_parallel "all keys gathered" --variant all-gather
 row 4 04_context_parallel "heads for tokens (Ulysses)" --variant ulysses
 row 4 05_pipeline "1F1B" --micro-batch 1 --grad-accum 8

@@ -51,10 +51,10 @@ public:
 
     // With experts, whose tokens are dealt out already, attention's region only.
     void add_regions(UnitCost& cost, bool with_experts) const {
-        const double regions = with_experts ? 1 : 2, again = plan_.tensor.keep_gathered ? 1 : 2;
+        const double regions = with_experts ? 1 : 2, gathers = plan_.tensor.keep_gathered ? 1 : 2;
         if (summed()) return add(cost, {.sums = regions}, {.sums = regions});
         add(cost, {.gathers = regions, .scatters = regions},
-            {.gathers = again * regions, .scatters = regions});
+            {.gathers = gathers * regions, .scatters = regions});
     }
 
     void add_embedding(UnitCost& cost) const {
@@ -64,9 +64,9 @@ public:
     // With what the loss gathers: three numbers a token from each rank.
     void add_head(UnitCost& cost) const {
         if (plan_.tp == 1) return;
-        const double again = plan_.tensor.keep_gathered ? 0 : 1;
+        const double gathers = plan_.tensor.keep_gathered ? 0 : 1;
         summed() ? add(cost, {}, {.sums = 1})
-                 : add(cost, {.gathers = 1}, {.gathers = again, .scatters = 1});
+                 : add(cost, {.gathers = 1}, {.gathers = gathers, .scatters = 1});
         cost.forward.tensor +=
             links_.call(Collective::all_gather, 12 * tokens_ * tp_, spread(PlanAxis::tp));
     }
@@ -77,13 +77,13 @@ public:
         if (plan_.cp == 1) return;
         ContextOptions o = plan_.context;
         o.cp = int(plan_.cp);
-        const int64_t u = o.exchanging(), stride = plan_.stride(PlanAxis::cp);
-        const double n = o.in_ring(), heads = std::max(kv / double(c_.head_dim), 1.0),
+        const int64_t u = o.ulysses_degree(), stride = plan_.stride(PlanAxis::cp);
+        const double n = o.ring_degree(), heads = std::max(kv / double(c_.head_dim), 1.0),
                      own = 2 * tokens_ * kv * e_,  // K and V
             q = double(c_.q_size()) / tp_, keys = own * std::max(heads, double(u)) / heads,
                      sums = keys * 4 / e_;
         // Of a causal mask the last rank has most, if each takes one piece of the sequence.
-        if (o.layout == Layout::contiguous && n > 1 && !o.tails) {
+        if (o.layout == Layout::contiguous && n > 1 && !o.bidirectional) {
             cost.forward.compute += attended * (1 - 1 / n);
             cost.backward.compute += back * (1 - 1 / n);
         }
@@ -120,13 +120,13 @@ public:
         };
         const double share = (n - 1) / n;  // of attention, that hides them
         // Tails go the other way than heads, at the same time.
-        const double part = o.tails ? 0.5 : 1;
+        const double part = o.bidirectional ? 0.5 : 1;
         cost.forward.context += seen(hops(n - 1, part * keys), share * attended);
-        const bool again = o.tails || o.backward == RingBackward::again,
-                   kept = !again && o.backward == RingBackward::kept;
+        const bool restarted = o.bidirectional || o.backward == RingBackward::restarted,
+                   kept = !restarted && o.backward == RingBackward::kept;
         cost.backward.context +=
             seen(hops(kept ? n - 2 : n - 1, part * keys) + hops(n - 1, part * sums), share * back);
-        if (again) cost.backward.context += hops(1, part * sums);  // the way home
+        if (restarted) cost.backward.context += hops(1, part * sums);  // the way home
     }
 
     // The rows' way to the experts and back, with the names and weights that go beside them. A

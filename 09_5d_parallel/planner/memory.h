@@ -32,15 +32,15 @@ public:
 
     // What the rank at a place of the pipeline holds, in bytes. The plan is one that the model can
     // be cut by.
-    struct Held {
+    struct RankMemory {
         MemoryEstimate memory;  // by category, each at its own highest moment
         int64_t most = 0;       // of all together, at their highest moment
         int place = 0;
     };
-    Held of(const Plan& plan, int place) {
+    RankMemory of(const Plan& plan, int place) {
         const Elements e = elements(plan, place);
         const Buffers buffers = buffers_of(plan, e);
-        Held held{states(plan, e), 0, place};
+        RankMemory held{states(plan, e), 0, place};
         const int64_t persists = held.memory.total();
         held.memory.peak_communication = whole_bytes(buffers.most());
         held.memory.peak_activations = whole_bytes(activations(plan, place));
@@ -51,11 +51,11 @@ public:
         return held;
     }
     // At the place that needs most.
-    Held worst(const Plan& plan) {
-        Held worst = of(plan, 0);
+    RankMemory worst(const Plan& plan) {
+        RankMemory worst = of(plan, 0);
         for (const int place : {1, int(plan.pp) - 1}) {
             if (place <= 0 || place >= plan.pp) continue;
-            const Held other = of(plan, place);
+            const RankMemory other = of(plan, place);
             if (other.most > worst.most) worst = other;
         }
         return worst;
@@ -207,7 +207,7 @@ private:
     const AttentionMemory& attention_of(const Plan& plan) {
         const ContextOptions& o = plan.context;
         const auto key = std::tuple(plan.tp, plan.cp, plan.micro_batch, int(o.variant),
-                                    int(o.layout), o.ulysses, o.tails, int(o.backward));
+                                    int(o.layout), o.ulysses, o.bidirectional, int(o.backward));
         const auto found = attention_.find(key);
         if (found != attention_.end()) return found->second;
         AttentionMemory memory;
@@ -215,8 +215,8 @@ private:
             const Techniques t = plan.techniques();
             StepShape heads = with_heads_of(shape_, int(plan.tp), 0);
             heads.micro_batch = plan.micro_batch;
-            const RingPlan ring(SequenceCut(o.layout, t.context.in_ring(), shape_.seq), o.tails,
-                                nullptr);
+            const RingPlan ring(SequenceCut(o.layout, t.context.ring_degree(), shape_.seq),
+                                o.bidirectional, nullptr);
             memory = attention_memory(heads, t.context, ring, 0);
         }
         return attention_.emplace(key, memory).first->second;

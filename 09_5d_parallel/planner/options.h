@@ -57,7 +57,7 @@ struct PlannerOptions {
                                               "--variant",
                                               "--layout",
                                               "--ulysses",
-                                              "--tails",
+                                              "--bidirectional",
                                               "--ring-backward",
                                               "--dispatch",
                                               "--max-nodes",

@@ -54,7 +54,7 @@ struct PlanFor {
 struct Ranked {
     Plan plan;
     StepCost cost;
-    MemoryModel::Held memory;
+    MemoryModel::RankMemory memory;
     double seconds = 0;  // of a step: cost's, or as simulated
 };
 

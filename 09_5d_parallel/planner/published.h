@@ -167,7 +167,7 @@ inline std::vector<PublishedRow> playbook_rows() {
 // A row beside what the model says.
 struct Compared {
     double mfu = 0, seconds = 0, error = 0;  // error: predicted / published - 1, of the rate
-    MemoryModel::Held memory;
+    MemoryModel::RankMemory memory;
     StepCost cost;
 };
 inline Compared compare(const PublishedRow& row, Hardware hardware, MemoryModel& memory) {

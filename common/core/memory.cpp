@@ -86,14 +86,14 @@ void memory_timeline_record(bool on) {
 
 const std::vector<MemoryPoint>& memory_timeline() { return tracker().timeline; }
 
-MemoryAside::MemoryAside() {
+UncountedMemory::UncountedMemory() {
     Tracker& t = tracker();
     std::lock_guard lock(t.mutex);
     peak_ = t.peak, at_peak_ = t.at_peak, peak_total_ = t.peak_total;
     recording_ = std::exchange(t.recording, false);
 }
 
-MemoryAside::~MemoryAside() {
+UncountedMemory::~UncountedMemory() {
     Tracker& t = tracker();
     std::lock_guard lock(t.mutex);
     t.peak = peak_, t.at_peak = at_peak_, t.peak_total = peak_total_;

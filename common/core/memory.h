@@ -43,11 +43,11 @@ const std::vector<MemoryPoint>& memory_timeline();
 
 // Hides what is allocated and freed during its lifetime: the timeline pauses, and afterwards the
 // peaks are restored.
-class MemoryAside {
+class UncountedMemory {
 public:
-    MemoryAside();
-    ~MemoryAside();
-    MemoryAside(const MemoryAside&) = delete;
+    UncountedMemory();
+    ~UncountedMemory();
+    UncountedMemory(const UncountedMemory&) = delete;
 
 private:
     MemoryByCategory peak_, at_peak_;

@@ -44,9 +44,9 @@ struct Dropout {
     std::function<std::vector<TokenRange>(int64_t rows)> tokens = {};
 
     // y = dropout(x) (+ addend).
-    void apply(Tensor y, const Tensor& x, const std::string& place, const Context& context,
+    void apply(Tensor y, const Tensor& x, const std::string& path, const Context& context,
                const Tensor& addend = {}) const {
-        const Random random(seed, "dropout " + place);
+        const Random random(seed, "dropout " + path);
         const int64_t rows = x.rows(), h = x.cols();
         const auto matrix = [&](const Tensor& t) { return t ? t.view({rows, h}) : Tensor(); };
         const Tensor to = matrix(y), from = matrix(x), add = matrix(addend);
@@ -122,16 +122,17 @@ private:
 };
 
 // Wraps the parts whose output goes to the residual stream, whatever they are, in dropout.
-inline void add_dropout(Parts& parts, const Dropout& dropout) {
+inline void add_dropout(ModuleFactories& factories, const Dropout& dropout) {
     if (dropout.p == 0) return;
-    parts.linear = [dropout, linear = parts.linear](
-                       ParameterList& list, const Parts& parts, const Place& place, LinearRole role,
-                       const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
-        std::unique_ptr<Linear> inner = linear(list, parts, place, role, shape);
+    factories.linear = [dropout, linear = factories.linear](
+                           ParameterList& list, const ModuleFactories& factories,
+                           const ModulePath& path, LinearRole role,
+                           const ModuleFactories::LinearShape& shape) -> std::unique_ptr<Linear> {
+        std::unique_ptr<Linear> inner = linear(list, factories, path, role, shape);
         if (role == LinearRole::column) return inner;
         return std::make_unique<DropoutLinear>(std::move(inner), dropout);
     };
-    parts.embedding = [dropout, embedding = parts.embedding](ParameterList& list) {
+    factories.embedding = [dropout, embedding = factories.embedding](ParameterList& list) {
         return std::make_unique<DropoutEmbedding>(embedding(list), dropout);
     };
 }

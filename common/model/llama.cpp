@@ -9,26 +9,26 @@ namespace ultrascale {
 
 // ---- layer --------------------------------------------------------------------------------------
 
-Layer::Layer(ParameterList& list, const LlamaConfig& config, const Parts& parts, int64_t index,
-             Recompute recompute)
-    : heads_(parts.heads),
-      kv_heads_(parts.kv_heads),
+Layer::Layer(ParameterList& list, const LlamaConfig& config, const ModuleFactories& factories,
+             int64_t index, Recompute recompute)
+    : heads_(factories.heads),
+      kv_heads_(factories.kv_heads),
       head_dim_(config.head_dim),
       recompute_(recompute) {
-    const Place layer{index, fmt::format("model.layers.{}", index)};
-    const Place attention = layer.part("self_attn");
-    input_norm_ = parts.norm(list, layer.part("input_layernorm"));
-    const Parts::LinearShape qkv = {
+    const ModulePath layer{index, fmt::format("model.layers.{}", index)};
+    const ModulePath attention = layer.part("self_attn");
+    input_norm_ = factories.norm(list, layer.part("input_layernorm"));
+    const ModuleFactories::LinearShape qkv = {
         {{"q_proj", config.q_size()}, {"k_proj", config.kv_size()}, {"v_proj", config.kv_size()}},
         config.hidden};
-    qkv_proj_ = parts.linear(list, parts, attention, LinearRole::column, qkv);
-    head_norms_ = parts.head_norms(list, attention);
-    attention_ = parts.attention(attention);
-    o_proj_ = parts.linear(list, parts, attention, LinearRole::row,
-                           {{{"o_proj", config.hidden}}, config.q_size()});
-    post_attention_norm_ = parts.norm(list, layer.part("post_attention_layernorm"));
-    feed_forward_ = parts.feed_forward(list, parts, layer);
-    checkpoint_ = parts.checkpoint(layer);
+    qkv_proj_ = factories.linear(list, factories, attention, LinearRole::column, qkv);
+    head_norms_ = factories.head_norms(list, attention);
+    attention_ = factories.attention(attention);
+    o_proj_ = factories.linear(list, factories, attention, LinearRole::row,
+                               {{{"o_proj", config.hidden}}, config.q_size()});
+    post_attention_norm_ = factories.norm(list, layer.part("post_attention_layernorm"));
+    feed_forward_ = factories.feed_forward(list, factories, layer);
+    checkpoint_ = factories.checkpoint(layer);
     frequencies_ =
         Tensor::from_host<float>(rope_frequencies(config), {head_dim_ / 2}, Memory::workspace);
 }
@@ -118,10 +118,10 @@ void Layer::backward_weight(Saved& saved, Context& context) {
 // ---- model --------------------------------------------------------------------------------------
 
 Llama::Llama(const LlamaConfig& config, const ModelOptions& options)
-    : Llama(config, options, default_parts(config, options), Stage::whole(config)) {}
+    : Llama(config, options, default_factories(config, options), Stage::whole(config)) {}
 
-Llama::Llama(const LlamaConfig& config, const ModelOptions& options, const Parts& parts,
-             Stage stage, ParameterList* shared)
+Llama::Llama(const LlamaConfig& config, const ModelOptions& options,
+             const ModuleFactories& factories, Stage stage, ParameterList* shared)
     : config_(config),
       options_(options),
       own_parameters_(shared ? nullptr : std::make_unique<ParameterList>()),
@@ -137,21 +137,21 @@ Llama::Llama(const LlamaConfig& config, const ModelOptions& options, const Parts
         units_.push_back(std::move(unit));
     };
     if (stage.embedding) {
-        embedding_ = parts.embedding(parameters_);
+        embedding_ = factories.embedding(parameters_);
         if (config.tied && !stage.head)
-            parameters_.find("model.embed_tokens.weight")->also_summed_over.push_back("tied");
+            parameters_.find("model.embed_tokens.weight")->replica_groups.push_back("tied");
         close_unit("embedding");
         units_.back().reads_in_backward = false;
     }
     for (int64_t i = stage.first_layer; i < stage.last_layer; ++i) {
         layers_.push_back(
-            std::make_unique<Layer>(parameters_, config, parts, i, options.recompute));
+            std::make_unique<Layer>(parameters_, config, factories, i, options.recompute));
         close_unit(fmt::format("layers.{}", i));
     }
     if (stage.head) {
         Parameter* tied_to = config.tied ? parameters_.find("model.embed_tokens.weight") : nullptr;
-        norm_ = parts.norm(parameters_, {Place::no_layer, "model.norm"});
-        head_ = parts.head(parameters_, stage);
+        norm_ = factories.norm(parameters_, {ModulePath::no_layer, "model.norm"});
+        head_ = factories.head(parameters_, stage);
         close_unit("head");
         units_.back().gradients_in_forward = options.loss_chunk > 0;
         if (tied_to) units_.back().parameters.push_back(tied_to);

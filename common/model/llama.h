@@ -38,20 +38,20 @@ enum class LinearRole { column, row };
 
 // A part's place in the model. Factories can treat layers differently by it, e.g. make the first
 // ones dense, or keep the first and the last one in bf16.
-struct Place {
+struct ModulePath {
     static constexpr int64_t no_layer = -1;
     int64_t layer;     // index in the whole model; no_layer: the final norm
     std::string name;  // "model.layers.3.self_attn"
 
-    Place part(const std::string& part) const { return {layer, name + "." + part}; }
+    ModulePath part(const std::string& part) const { return {layer, name + "." + part}; }
     std::string weight() const { return name + ".weight"; }  // the parameter's name
 };
 
 // The factories of the parts. A factory registers its part's parameters (with the slice this rank
-// holds) and returns the part. Each field has a default (default_parts); a chapter replaces those
-// it changes and may call the others. `linear` decides what a rank holds and sends, `gemm` how it
-// multiplies.
-struct Parts {
+// holds) and returns the part. Each field has a default (default_factories); a chapter replaces
+// those it changes and may call the others. `linear` decides what a rank holds and sends, `gemm`
+// how it multiplies.
+struct ModuleFactories {
     int64_t heads, kv_heads;  // held by this rank
     // A linear's shape: its stacked parameters by name, with their global row counts (e.g. "q_proj"
     // in model.layers.3.self_attn with H D rows), and the columns that they share.
@@ -61,18 +61,20 @@ struct Parts {
     };
     template <class Part, class... Arguments>
     using Factory = std::function<std::unique_ptr<Part>(Arguments...)>;
-    Factory<Linear, ParameterList&, const Parts&, const Place&, LinearRole, const LinearShape&>
+    Factory<Linear, ParameterList&, const ModuleFactories&, const ModulePath&, LinearRole,
+            const LinearShape&>
         linear;
-    Factory<Linear, ParameterList&, const Place&, std::vector<Parameter*>, LinearRole> gemm;
-    Factory<Norm, ParameterList&, const Place&> norm;
-    Factory<HeadNorms, ParameterList&, const Place&> head_norms;  // self_attn; may be none
-    Factory<AttentionCore, const Place&> attention;               // at the layer's self_attn
-    Factory<FeedForward, ParameterList&, const Parts&, const Place&> feed_forward;  // at the layer
-    Factory<Checkpoint, const Place&> checkpoint;                                   // at the layer
+    Factory<Linear, ParameterList&, const ModulePath&, std::vector<Parameter*>, LinearRole> gemm;
+    Factory<Norm, ParameterList&, const ModulePath&> norm;
+    Factory<HeadNorms, ParameterList&, const ModulePath&> head_norms;  // self_attn; may be none
+    Factory<AttentionCore, const ModulePath&> attention;               // at the layer's self_attn
+    Factory<FeedForward, ParameterList&, const ModuleFactories&, const ModulePath&>
+        feed_forward;                                   // at the layer
+    Factory<Checkpoint, const ModulePath&> checkpoint;  // at the layer
     Factory<Embedding, ParameterList&> embedding;
     Factory<Head, ParameterList&, const Stage&> head;
 };
-Parts default_parts(const LlamaConfig& config, const ModelOptions& options);
+ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions& options);
 
 // The output head's weight: the embedding's if it is tied and in the list; otherwise a new one,
 // which `vocabulary_weight` describes, given its name. If the embedding and a tied head are on two
@@ -82,8 +84,8 @@ Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
 
 class Layer {
 public:
-    Layer(ParameterList& parameters, const LlamaConfig& config, const Parts& parts, int64_t index,
-          Recompute recompute);
+    Layer(ParameterList& parameters, const LlamaConfig& config, const ModuleFactories& factories,
+          int64_t index, Recompute recompute);
 
     // x, dy and the results: (B, T, h), or the technique's own layout of the residual stream.
     Tensor forward(const Tensor& x, Saved& saved, Context& context);
@@ -142,8 +144,8 @@ public:
     // Describes the parameters but gives them no storage (ParameterList::allocate_values or a
     // sharding technique does). The stages of one process may register in a shared list. They must
     // be built in the model's order, so that a tied head finds the embedding's weight there.
-    Llama(const LlamaConfig& config, const ModelOptions& options, const Parts& parts, Stage stage,
-          ParameterList* shared = nullptr);
+    Llama(const LlamaConfig& config, const ModelOptions& options, const ModuleFactories& factories,
+          Stage stage, ParameterList* shared = nullptr);
     // The whole model of default parts.
     Llama(const LlamaConfig& config, const ModelOptions& options);
 

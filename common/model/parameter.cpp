@@ -110,8 +110,8 @@ std::vector<TensorPart> ParameterList::parts(Tensor Parameter::*member) const {
 }
 
 void draw(const Parameter& p, int64_t begin, Tensor to, uint64_t seed) {
-    if (p.start == Start::ones) return ops::fill(to, 1);
-    if (p.start == Start::zeros) return ops::fill(to, 0);
+    if (p.init == Init::ones) return ops::fill(to, 1);
+    if (p.init == Init::zeros) return ops::fill(to, 0);
     // Element (i, j) of the whole tensor is draw i * columns + j, whoever holds it.
     check(p.shape.size() == 2, "draw: only matrices can be drawn");
     const Random random(seed, p.name);

@@ -18,14 +18,14 @@ struct Range {
     int64_t size() const { return end - begin; }
 };
 
-enum class Start { normal, ones, zeros };  // the initial values
+enum class Init { normal, ones, zeros };  // the initial values
 
 struct Parameter {
     std::string name;          // "model.layers.3.self_attn.q_proj.weight"
     Shape shape;               // of the whole tensor
     std::vector<Range> slice;  // the part this rank holds, one range per dimension
-    Start start = Start::normal;
-    float init_std = 0;  // standard deviation for Start::normal
+    Init init = Init::normal;
+    float init_std = 0;  // standard deviation for Init::normal
     bool decays = true;  // AdamW's weight decay applies; not to norms
 
     // Which ranks hold what (mesh.h reads it). Along the axes named here the ranks hold different
@@ -36,7 +36,7 @@ struct Parameter {
     // Further groups over which the gradient is summed: "tp" for the weight of a norm that sees
     // different tokens on each rank, or a group of ranks that hold copies although they are along a
     // split axis (mesh.h: add_copies).
-    std::vector<std::string> also_summed_over = {};
+    std::vector<std::string> replica_groups = {};
     // Contributions to the gradient per micro-batch on this rank: 2 for a tied weight.
     int uses = 1;
     // Whether such a contribution is one addition, and not several, as of a loss in chunks.

@@ -31,7 +31,7 @@ inline std::string not_finite(const std::vector<std::pair<const char*, double>>&
 // device. Nothing is counted or recorded.
 inline bool all_finite(const std::vector<TensorPart>& parts) {
     const Untraced unrecorded;
-    const MemoryAside uncounted;
+    const UncountedMemory uncounted;
     const Tensor found = Tensor::zeros({1}, DType::int32, Memory::workspace);
     for (const TensorPart& part : parts) ops::find_not_finite(found, {part.tensor});
     const bool here = found.to_host<int32_t>()[0] == 0;

@@ -29,17 +29,17 @@ Tensor sum_of_squares(const ParameterList& parameters, const Mesh* mesh) {
 void sum_gradients(const ParameterList& parameters, const Mesh& mesh) {
     parameters.check_complete();
     for (const auto& p : parameters) all_reduce(*p, data_group(mesh, *p));
-    sum_besides(parameters, mesh);
+    sum_over_replica_groups(parameters, mesh);
 }
 
-void sum_besides(const ParameterList& parameters, const Mesh& mesh) {
+void sum_over_replica_groups(const ParameterList& parameters, const Mesh& mesh) {
     std::vector<std::string> groups;
     for (const auto& p : parameters)
-        for (const std::string& name : p->also_summed_over)
+        for (const std::string& name : p->replica_groups)
             if (std::ranges::find(groups, name) == groups.end()) groups.push_back(name);
     for (const std::string& group : groups)
         for (const auto& p : parameters)
-            if (std::ranges::find(p->also_summed_over, group) != p->also_summed_over.end())
+            if (std::ranges::find(p->replica_groups, group) != p->replica_groups.end())
                 all_reduce(*p, mesh.group(group));
 }
 

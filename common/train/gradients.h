@@ -9,13 +9,13 @@
 namespace ultrascale {
 
 // Sums every gradient over all ranks that contributed: first over the data axes, with one
-// all-reduce per parameter, then over the groups in also_summed_over. All ranks of the mesh call
+// all-reduce per parameter, then over the groups in replica_groups. All ranks of the mesh call
 // it. Fails check() if a contribution is missing.
 void sum_gradients(const ParameterList& parameters, const Mesh& mesh);
-// The second half: the sums over also_summed_over. It comes last even if the first half was
+// The second half: the sums over replica_groups. It comes last even if the first half was
 // overlapped with the backward, so that ranks with different parameters make their calls in the
 // same order.
-void sum_besides(const ParameterList& parameters, const Mesh& mesh);
+void sum_over_replica_groups(const ParameterList& parameters, const Mesh& mesh);
 
 // The sum of squares of the whole model's gradient, each element counted once: (1) fp64 on the
 // device. With a mesh, over the parts that its ranks hold; all of them call it.

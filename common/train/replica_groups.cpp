@@ -24,7 +24,7 @@ bool counts(const Mesh& mesh, const Parameter& parameter) {
 bool counts_shards(const Mesh& mesh, const Parameter& parameter) {
     if (mesh.has("tp") && !contains(parameter.split_over, "tp") && mesh.group("tp").rank() != 0)
         return false;
-    return std::ranges::all_of(parameter.also_summed_over, [&](const std::string& name) {
+    return std::ranges::all_of(parameter.replica_groups, [&](const std::string& name) {
         return mesh.group(name).rank() == 0;
     });
 }

@@ -1,5 +1,5 @@
 // Which ranks hold copies of a parameter, and who of them counts it: the parameter's description
-// (model/parameter.h: split_over, also_summed_over) on the ranks' grid (comm/mesh.h).
+// (model/parameter.h: split_over, replica_groups) on the ranks' grid (comm/mesh.h).
 #pragma once
 
 #include "comm/mesh.h"
@@ -7,7 +7,7 @@
 
 namespace ultrascale {
 
-// The ranks over which a parameter's gradient is summed, apart from its also_summed_over: the data
+// The ranks over which a parameter's gradient is summed, apart from its replica_groups: the data
 // axes along which it is not split.
 const Communicator& data_group(const Mesh& mesh, const Parameter& parameter);
 // Whether this rank includes the parameter in sums over mesh.norm_group(). Of ranks that hold

@@ -24,17 +24,18 @@ Trained trained(Llama& model, AdamW& optimizer) {
             .next_token = [&](const HostBatch& text) { return logits_of_next(model, text); }};
 }
 
-Run::Run(std::string chapter, const Options& options, const StepShape& shape, const Share& share,
-         std::function<int64_t(int64_t)> sequences_of, std::vector<SamplesCut> cuts)
+Run::Run(std::string chapter, const Options& options, const StepShape& shape,
+         const DataSlice& slice, std::function<int64_t(int64_t)> sequences_of,
+         std::vector<SamplesCut> cuts)
     : chapter_(std::move(chapter)),
       options_(options),
       shape_(shape),
-      share_(share),
+      share_(slice),
       sequences_of_(std::move(sequences_of)),
       file_(options.data_path(), shape.config.vocab),
       loader_(file_, data_options(options, shape.seq, std::move(cuts))),
       state_{.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq} {
-    const int64_t sequences = sequences_of_step(options, share.count);
+    const int64_t sequences = sequences_of_step(options, slice.count);
     if (!sequences_of_) sequences_of_ = [sequences](int64_t) { return sequences; };
     if (!options.val_data.empty())
         validation_.emplace(options, shape.config.vocab, data_options(options, shape.seq));
@@ -55,10 +56,10 @@ void Run::start(Trained what) {
     first_step_ = state_.step, next_sample_ = state_.next_sample;
     report_.emplace(chapter_, options_, shape_, options_.steps);
     const Communicator& world = Communicator::world();
-    const bool ranks_share_a_model = what_.layout.size() > 1 || share_.count < world.size();
+    const bool ranks_share_a_model = what_.layout.size() > 1 || slice_.count < world.size();
     report_->configuration(sequences_of_(first_step_),
                            describe_data(options_, file_, loader_, state_),
-                           ranks_share_a_model ? share_.count : 0);
+                           ranks_share_a_model ? slice_.count : 0);
     if (!what_.label.empty()) report_->technique(what_.label, what_.technique, what_.layout);
     if (validation_)
         print(fmt::format("  valid.  {}{}", validation_->description(), what_.of_validation));
@@ -98,7 +99,7 @@ Step* Run::next() {
     const double now = now_seconds();
     std::optional<Begun>& begun = steps_[begun_ % 2];
     begun.reset();
-    begun.emplace(Step(loader_, share_, index + 1, next_sample_, sequences), now);
+    begun.emplace(Step(loader_, slice_, index + 1, next_sample_, sequences), now);
     Step& step = begun->step;
     step.first = begun_ == 0;
     step.learning_rate = learning_rate_of(options_, first_step_, index);
@@ -161,7 +162,7 @@ void Run::stop_unless_finite() {
 }
 
 double Run::validation_loss() {
-    return validation_->loss(what_.forward, what_.sum_loss, share_.part);
+    return validation_->loss(what_.forward, what_.sum_loss, slice_.part);
 }
 
 bool Run::finish(const std::function<bool(Report&)>& sections) {

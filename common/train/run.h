@@ -43,7 +43,7 @@ struct Trained {
     // For verify: what else the plain training computes (experts), what that chooses, and its
     // micro-batch (0: the whole step at once). not_equal: why the run is not meant to equal the
     // plain training; empty if it is.
-    std::function<void(Parts&)> plain_parts = {};
+    std::function<void(ModuleFactories&)> plain_parts = {};
     Choices* choices = nullptr;
     int64_t plain_micro_batch = 0;
     std::string not_equal = {};
@@ -64,7 +64,7 @@ public:
     // Opens the files; UserError if they cannot be read. `sequences_of`: the number of sequences of
     // step 0, 1, ..., over all ranks; by default --micro-batch x --grad-accum x share.count.
     // `cuts`: into which shorter sequences the loader cuts samples (data.h).
-    Run(std::string chapter, const Options& options, const StepShape& shape, const Share& share,
+    Run(std::string chapter, const Options& options, const StepShape& shape, const DataSlice& slice,
         std::function<int64_t(int64_t step)> sequences_of = {}, std::vector<SamplesCut> cuts = {});
     const DataLoader& loader() const { return loader_; }
 
@@ -105,7 +105,7 @@ private:
     std::string chapter_;
     const Options& options_;
     StepShape shape_;
-    Share share_;
+    DataSlice slice_;
     std::function<int64_t(int64_t)> sequences_of_;
     TokenFile file_;
     DataLoader loader_;

@@ -18,18 +18,18 @@ static int64_t counted_targets(const DataLoader& loader, int64_t first, int64_t 
     return counted;
 }
 
-Step::Step(const DataLoader& loader, const Share& share, int64_t number, int64_t first_sample,
+Step::Step(const DataLoader& loader, const DataSlice& slice, int64_t number, int64_t first_sample,
            int64_t sequences)
     : number(number),
       sequences(sequences),
-      accumulated(sequences / share.count / share.micro_batch),
+      accumulated(sequences / slice.count / slice.micro_batch),
       loss(Tensor::zeros({1}, DType::fp64, Memory::workspace)),
       loader_(loader),
-      share_(share),
+      share_(slice),
       first_sample_(first_sample) {
-    if (share.mean == MeanOver::own_samples)
+    if (slice.mean == MeanOver::own_samples)
         for (int64_t m = 0; m < accumulated; ++m)
-            counted_ += counted_targets(loader, first_sample_of(m), share.micro_batch);
+            counted_ += counted_targets(loader, first_sample_of(m), slice.micro_batch);
     else
         counted_ = counted_targets(loader, first_sample, sequences);
 }
@@ -46,10 +46,10 @@ Step::MicroBatches Step::micro_batches(std::initializer_list<Hooks*> hooks) {
 }
 
 Context Step::micro_batch(int64_t m) {
-    const HostBatch whole = loader_.batch(first_sample_of(m), share_.micro_batch);
+    const HostBatch whole = loader_.batch(first_sample_of(m), slice_.micro_batch);
     const int64_t own = std::max<int64_t>(whole.counted_targets, 1) * accumulated;
-    const int64_t mean_over = share_.mean == MeanOver::micro_batch ? own : counted_;
-    return {.batch = to_device(share_.part ? share_.part(whole) : whole),
+    const int64_t mean_over = slice_.mean == MeanOver::micro_batch ? own : counted_;
+    return {.batch = to_device(slice_.part ? slice_.part(whole) : whole),
             .token_weight = float(1 / double(mean_over)),
             .loss = loss,
             .micro_batch = int(m),

@@ -45,7 +45,7 @@ enum class MeanOver { batch, own_samples, micro_batch };
 // The samples of this rank. `count` groups of ranks take different samples (data parallelism); the
 // ranks of a group, which share a model's work, take the same. Micro-batch m of replica r begins at
 // the step's sample (m * count + r) * micro_batch.
-struct Share {
+struct DataSlice {
     int64_t micro_batch;  // sequences
     int64_t count = 1, replica = 0;
     MeanOver mean = MeanOver::batch;
@@ -68,7 +68,7 @@ class Step {
 public:
     // A step of `sequences` sequences from `first_sample` on. UserError if all its targets are
     // ignored.
-    Step(const DataLoader& loader, const Share& share, int64_t number, int64_t first_sample,
+    Step(const DataLoader& loader, const DataSlice& slice, int64_t number, int64_t first_sample,
          int64_t sequences);
 
     const int64_t number;       // 1, 2, ...; a resumed run continues the count
@@ -105,10 +105,10 @@ public:
 
 private:
     int64_t first_sample_of(int64_t m) const {
-        return first_sample_ + (m * share_.count + share_.replica) * share_.micro_batch;
+        return first_sample_ + (m * slice_.count + slice_.replica) * slice_.micro_batch;
     }
     const DataLoader& loader_;
-    Share share_;
+    DataSlice slice_;
     int64_t first_sample_, counted_ = 0;
     std::string not_finite_;
     ExplainHooks explain_;

@@ -98,8 +98,8 @@ void measure_length(const Communicator& world, int64_t T) {
         if (n == 2) rows.push_back(computing("ring, without its hops", world.rank(), T));
         variant("ring, reversed", {.cp = n});
         variant("ring, own keys kept", {.cp = n, .backward = RingBackward::kept});
-        variant("ring, again", {.cp = n, .backward = RingBackward::again});
-        variant("ring, tails", {.cp = n, .tails = true});
+        variant("ring, again", {.cp = n, .backward = RingBackward::restarted});
+        variant("ring, bidirectional", {.cp = n, .bidirectional = true});
         variant("all-gather", {.cp = n, .variant = Variant::all_gather});
         variant("Ulysses", {.cp = n, .variant = Variant::ulysses, .layout = Layout::contiguous});
     }

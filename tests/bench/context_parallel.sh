@@ -49,7 +49,7 @@ for cp; do
         train "$cp" "$seq" "$steps" $model
     fi
     if wants variants && [ "$cp" != 1 ]; then
-        for how in "--ring-backward again" "--tails on" "--variant all-gather" \
+        for how in "--ring-backward restarted" "--bidirectional on" "--variant all-gather" \
             "--variant all-gather --copy-engines off" "--variant ulysses"; do
             train "$cp" "$seq" "$steps" $model $how
         done

@@ -90,8 +90,8 @@ def layout(draw, models):
         add("--tp-overlap " + some(["async", "chunk", "chunk --tp-chunks 4"]), 0.5)
     if size["cp"] > 1:
         add(some(["--variant all-gather", "--variant ulysses", "--variant usp --ulysses 2",
-                  "--layout striped", "--layout contiguous", "--tails on", "--ring-backward again",
-                  "--ring-backward kept"]), 0.8)
+                  "--layout striped", "--layout contiguous", "--bidirectional on",
+                  "--ring-backward restarted", "--ring-backward kept"]), 0.8)
         add("--merge bf16", 0.3)
         if not any("--ring-backward" in word for word in words):  # with documents it goes again
             add(f"--document-token {some([10, 32])}", 0.3)

@@ -196,15 +196,16 @@ TEST(ContextParallelCompare, HasARowForEachVariant) {
     for (const char* which : {"mean", "most"}) {
         EXPECT_EQ(sent("ring, zigzag", which), 9 * K);
         EXPECT_EQ(sent("ring, striped", which), 9 * K);
-        EXPECT_EQ(sent("ring, zigzag, backward again", which), 10 * K);
+        EXPECT_EQ(sent("ring, zigzag, backward restarted", which), 10 * K);
         EXPECT_EQ(sent("ring, zigzag, own keys kept", which), 8 * K);
         EXPECT_EQ(sent("all-gather, zigzag", which), 9 * K);
         EXPECT_EQ(sent("ulysses", which), 4.5 * K);
     }
     // Tails: 3/2 of heads, and of tails 0, 3/2, 2/2, 1/2 by rank; twice. Gradients: heads 4/2, and
     // tails as far, and home from rank 0, where three of the four end.
-    EXPECT_EQ(sent("ring, zigzag, tails", "most"), (2 * 6. / 2 + (4 + 3) / 2.) * K);
-    EXPECT_EQ(sent("ring, zigzag, tails", "mean"), (2 * 4.5 / 2 + (4 * 4 + 6 + 3) / 8.) * K);
+    EXPECT_EQ(sent("ring, zigzag, bidirectional", "most"), (2 * 6. / 2 + (4 + 3) / 2.) * K);
+    EXPECT_EQ(sent("ring, zigzag, bidirectional", "mean"),
+              (2 * 4.5 / 2 + (4 * 4 + 6 + 3) / 8.) * K);
 }
 
 }  // namespace

@@ -43,11 +43,11 @@ Outcome train_shared(int ranks, const std::string& arguments, bool tied = false)
 std::vector<std::string> ways(int n) {
     std::vector<std::string> all = {
         "--layout contiguous",
-        "--layout zigzag --ring-backward again",
+        "--layout zigzag --ring-backward restarted",
         "--layout zigzag --ring-backward kept",
         "--layout zigzag",
         "--layout striped",
-        "--tails on",
+        "--bidirectional on",
         "--variant all-gather",
         "--variant all-gather --layout contiguous",
         "--variant ulysses",
@@ -78,7 +78,7 @@ void expect_equal(int ranks, const std::string& arguments, bool tied = false) {
 TEST(ContextParallel, EveryWayEqualsOneDevice) {
     size_t i = 0;
     for (const std::string& way : ways(4)) expect_equal(4, way + " " + others[i++ % 5]);
-    expect_equal(2, "--tails on --micro-batch 2 --recompute full", true);
+    expect_equal(2, "--bidirectional on --micro-batch 2 --recompute full", true);
     expect_equal(3, "--micro-batch 3");
     expect_equal(3, "--variant ulysses --micro-batch 2 --dropout 0.1");
 }
@@ -116,7 +116,7 @@ TEST(ContextParallel, EqualsChapter00) {
         EXPECT_EQ(run.summary.at("configuration").at("global_batch"), 4);
     };
     expect_same_bits(with(1, chapter, "--micro-batch 4"), single);
-    expect_as_single(2, "--micro-batch 2 --grad-accum 2 --tails on");
+    expect_as_single(2, "--micro-batch 2 --grad-accum 2 --bidirectional on");
     expect_as_single(4, "--micro-batch 4 --variant usp --ulysses 2 --recompute full");
     for (const char* way : {"--layout zigzag", "--variant all-gather", "--variant ulysses"})
         expect_as_single(4, fmt::format("--cp 2 --micro-batch 1 --grad-accum 2 {}", way));
@@ -135,8 +135,9 @@ TEST(ContextParallelDocuments, EqualOneDevice) {
     const auto sent = [](const Outcome& run) {
         return run.summary.at("communication").at("send/recv").at("sent_bytes").get<double>();
     };
-    EXPECT_LT(sent(train_shared(4, documents + "--layout contiguous --ring-backward again")),
-              sent(train_shared(4, "--micro-batch 2 --layout contiguous --ring-backward again")));
+    EXPECT_LT(
+        sent(train_shared(4, documents + "--layout contiguous --ring-backward restarted")),
+        sent(train_shared(4, "--micro-batch 2 --layout contiguous --ring-backward restarted")));
 }
 
 // Sequences of 48 tokens with documents of 12 and 36 tokens; token 10 begins one. Pairs of each of
@@ -164,7 +165,8 @@ TEST(LongContextParallelDocuments, EveryWayEqualsOneDevice) {
             if (!contains(way, "kept"))  // a ring with documents goes again
                 expect_equal(n, fmt::format("--document-token 10 {} {}", way, others[i++ % 5]));
     }
-    expect_equal(8, "--document-token 10 --cp 4 --micro-batch 2 --ignore-token 20 --tails on");
+    expect_equal(8,
+                 "--document-token 10 --cp 4 --micro-batch 2 --ignore-token 20 --bidirectional on");
 }
 
 TEST(LongContextParallelDropout, EqualsOneDevice) {
@@ -212,7 +214,7 @@ TEST(ContextParallelCosts, AreThoseOfTheFormulas) {
     // Of 64 tokens a rank has 16, with 4 key heads of 16 numbers. Two layers.
     const double K = 2 * 16 * 4 * 16 * 4 * 2;
     EXPECT_EQ(count("", "send/recv", "sent_bytes"), (3 + 3 + 3) * K);
-    EXPECT_EQ(count("--ring-backward again", "send/recv", "sent_bytes"), (3 + 3 + 4) * K);
+    EXPECT_EQ(count("--ring-backward restarted", "send/recv", "sent_bytes"), (3 + 3 + 4) * K);
     EXPECT_EQ(count("--ring-backward kept", "send/recv", "sent_bytes"), (3 + 2 + 3) * K);
     EXPECT_EQ(count("--recompute full", "send/recv", "sent_bytes"), (3 + 3 + 3 + 3) * K);
     EXPECT_EQ(count("--variant all-gather", "all-gather", "sent_bytes"), (3 + 3) * K);
@@ -235,14 +237,14 @@ TEST(ContextParallelCosts, MemoryIsExactWhereAttentionNeedsTheMost) {
                                               {"tie_word_embeddings", true}}));
         const std::vector<const char*> few = {"--layout zigzag", "--variant all-gather"},
                                        all = {"--layout zigzag",
-                                              "--tails on --dtype bf16",
+                                              "--bidirectional on --dtype bf16",
                                               "--dtype bf16 --merge bf16",
                                               "--variant all-gather",
                                               "--variant all-gather --dtype bf16",
                                               "--variant ulysses",
                                               "--variant ulysses --dtype bf16",
                                               "--variant usp --ulysses 2",
-                                              "--ring-backward again --dtype bf16",
+                                              "--ring-backward restarted --dtype bf16",
                                               "--ring-backward kept",
                                               "--ring-backward kept --dtype bf16"};
         for (const char* way : kv_heads == 8 ? few : all) {

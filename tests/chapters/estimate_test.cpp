@@ -64,10 +64,10 @@ TEST(Estimate, IsWhatTensorParallelismPredicts) {
 
 TEST(Estimate, IsWhatContextParallelismPredicts) {
     for (const char* options : {"--recompute full --grad-accum 2", "--variant all-gather",
-                                "--variant ulysses --dtype bf16", "--tails on"})
+                                "--variant ulysses --dtype bf16", "--bidirectional on"})
         expect_what_a_run_predicts(2, "04_context_parallel", options);
     expect_what_a_run_predicts(4, "04_context_parallel", "--variant usp --ulysses 2");
-    expect_what_a_run_predicts(4, "04_context_parallel", "--cp 2 --ring-backward again");
+    expect_what_a_run_predicts(4, "04_context_parallel", "--cp 2 --ring-backward restarted");
 }
 
 TEST(Estimate, IsWhatPipelinesPredict) {

@@ -97,12 +97,14 @@ TEST(FiveD, DocumentsWhoseSequencesAreCutEqualOneDevice) {
     expect_equal(4, documents + "1 --cp 2 --pp 2 --zero 3 --grad-accum 4 --schedule zbv");
     expect_equal(4, documents + "2 --cp 2 --tp 2 --sequence-parallel --layout striped");
     expect_equal(8, documents + "1 --cp 4 --pp 2 --variant usp --ulysses 2 --grad-accum 2");
-    expect_experts_equal(4, documents + "1 --cp 2 --ep 2 --recompute full --tails on --zero 1");
+    expect_experts_equal(
+        4, documents + "1 --cp 2 --ep 2 --recompute full --bidirectional on --zero 1");
 }
 
 // The options of 03 to 06 do inside the composition what they do there.
 TEST(FiveD, TheChaptersOptionsEqualOneDevice) {
-    expect_equal(4, "--micro-batch 1 --cp 2 --pp 2 --tails on --grad-accum 2 --schedule zb-h1");
+    expect_equal(
+        4, "--micro-batch 1 --cp 2 --pp 2 --bidirectional on --grad-accum 2 --schedule zb-h1");
     expect_equal(8,
                  "--micro-batch 1 --tp 2 --cp 2 --pp 2 --grad-accum 2 --recompute full "
                  "--partition-checkpoints --ring-backward kept");
@@ -177,7 +179,8 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
                    "--model nano-moe --tp 2 --sequence-parallel --ep 2 --node-size 2 "
                    "--inter-gbps 5 --max-nodes 1",
                    "must be neighbours");
-    expect_refused(2, "--model nano-moe --ep 2 --cp 1 --tails on", "--tails has no effect");
+    expect_refused(2, "--model nano-moe --ep 2 --cp 1 --bidirectional on",
+                   "--bidirectional has no effect");
     expect_refused(2, "--zero 2 --gather-dtype fp8", "it is for stage 3");
     expect_refused(2, "--zero 3 --dtype bf16 --reduce-dtype bf16", "gradients are bf16 already");
     expect_refused(2, "--top-k 2", "this model has no experts");
@@ -187,7 +190,7 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     expect_refused(2, "--cp 2 --attention naive", "--attention naive");
     expect_refused(2, "--pp 2 --grad-accum 2 --sample 10", "--sample");
     expect_refused(2, "--tp 2 --dropout 0.1", "--dropout");
-    expect_refused(2, "--cp 2 --document-token 32 --ring-backward kept", "the ring goes again");
+    expect_refused(2, "--cp 2 --document-token 32 --ring-backward kept", "the ring starts anew");
     expect_refused(2, "--pp 2 --grad-accum 1000000000000", "sequences: at most 10^7");
     expect_refused(2, "--recipe deepseek", "formats that shards do not have");
     expect_refused(2, "--tp 3 --recipe fp9", "there are fp32, bf16, bf16-fp32, tensor, row");

@@ -23,7 +23,7 @@ TEST_F(ContextParallelBadInput, Options) {
     expect(2, "--layout zig", {"--layout", "zig", "zigzag", "striped"});
     expect(2, "--ring-backward forward", {"--ring-backward", "forward", "reversed"});
     expect(2, "--merge fp16", {"--merge", "fp16", "bf16"});
-    expect(2, "--tails yes", {"--tails", "yes", "on"});
+    expect(2, "--bidirectional yes", {"--bidirectional", "yes", "on"});
     expect(2, "--demo rings", {"--demo", "rings", "balance"});
     expect(2, "--tp 2", {"--tp"});  // another chapter's
 }
@@ -35,7 +35,8 @@ TEST_F(ContextParallelBadInput, LayoutsThatAVariantDoesNotKnow) {
     expect(2, "--variant all-gather --layout striped",
            {"--layout striped", "--variant all-gather", "contiguous and zigzag"});
     for (const char* layout : {"contiguous", "striped"})
-        expect(2, fmt::format("--tails on --layout {}", layout), {"--tails on", "--layout zigzag"});
+        expect(2, fmt::format("--bidirectional on --layout {}", layout),
+               {"--bidirectional on", "--layout zigzag"});
     for (const char* backward : {"reversed", "kept"})
         expect(2, fmt::format("--document-token 10 --ring-backward {}", backward),
                {"--ring-backward has no effect", "--document-token"});
@@ -87,7 +88,7 @@ TEST_F(ContextParallelBadInput, LengthsThatCannotBeCut) {
           {4, "--variant ulysses", 34, 36},
           {4, "--variant usp --ulysses 2", 36, 40},
           {4, "--variant usp --ulysses 2 --layout striped", 41, 44},
-          {4, "--cp 2 --tails on", 6, 8}}) {
+          {4, "--cp 2 --bidirectional on", 6, 8}}) {
         expect(ranks, fmt::format("{} --seq {}", way, length),
                {"--cp", fmt::format("of {} token", length), fmt::format("--seq {} would", next)});
         const Outcome works =

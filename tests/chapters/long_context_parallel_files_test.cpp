@@ -8,20 +8,20 @@ namespace {
 const char* const chapter = "04_context_parallel";
 
 const Grid grids[] = {{1, "--micro-batch 8"},
-                      {2, "--micro-batch 2 --grad-accum 4 --tails on"},
+                      {2, "--micro-batch 2 --grad-accum 4 --bidirectional on"},
                       {4, "--micro-batch 8 --layout striped"},
                       {4, "--cp 2 --micro-batch 4 --variant all-gather --recompute full"},
-                      {4, "--cp 2 --micro-batch 1 --grad-accum 4 --ring-backward again"},
+                      {4, "--cp 2 --micro-batch 1 --grad-accum 4 --ring-backward restarted"},
                       {8, "--micro-batch 8 --layout contiguous"}};
 // Where the heads can be shared.
-const Grid exchanging[] = {{4, "--micro-batch 8 --variant ulysses"},
-                           {8, "--micro-batch 8 --variant usp --ulysses 4"},
-                           {8, "--cp 4 --micro-batch 4 --variant usp --ulysses 2"}};
+const Grid ulysses_degree[] = {{4, "--micro-batch 8 --variant ulysses"},
+                               {8, "--micro-batch 8 --variant usp --ulysses 4"},
+                               {8, "--cp 4 --micro-batch 4 --variant usp --ulysses 2"}};
 
 TEST(ContextParallelReference, LossesAndGradientNormsAreTransformers) {
     for (const char* name : references) {
         for (const Grid& grid : grids) expect_as_reference(chapter, name, grid);
-        for (const Grid& grid : exchanging)
+        for (const Grid& grid : ulysses_degree)
             if (std::string(name) != "tied_head_dim")
                 expect_as_reference(chapter, name, grid);  // 5 heads
     }
@@ -43,7 +43,7 @@ TEST(ContextParallelCheckpoint, GoesOnAnywhere) {
         EXPECT_LE(largest_difference(run.of("loss"), rest), on_gpu ? 1e-5 : 1e-6);
     };
     for (const Grid& grid : grids) expect_the_rest(train_grid(chapter, grid, arguments));
-    for (const Grid& grid : exchanging) expect_the_rest(train_grid(chapter, grid, arguments));
+    for (const Grid& grid : ulysses_degree) expect_the_rest(train_grid(chapter, grid, arguments));
     const std::string same = "--seq 64 --lr 1e-3 --no-verify " + arguments;
     expect_the_rest(train("00_single_gpu", same + " --micro-batch 8"));
     expect_the_rest(train(2, "02_zero", same + " --micro-batch 4"));

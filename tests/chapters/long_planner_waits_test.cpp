@@ -74,7 +74,7 @@ TEST_F(LongPlannerWaits, OfTensors) {
 TEST_F(LongPlannerWaits, OfContext) {
     // So many micro-batches that it is keys which are waited for, and not the sums of gradients.
     for (const char* variant :
-         {"--grad-accum 2", "--grad-accum 2 --ring-backward again",
+         {"--grad-accum 2", "--grad-accum 2 --ring-backward restarted",
           "--grad-accum 2 --ring-backward kept", "--grad-accum 4 --variant all-gather",
           "--grad-accum 6 --variant ulysses", "--grad-accum 6 --variant usp --ulysses 4"})
         expect_waits(fmt::format("{}512 --cp 8 {}", small, variant));

@@ -63,11 +63,12 @@ TEST(Options, WithoutEffectAreRefused) {
     refuses(2, "03_tensor_parallel", "--compare --sequence-parallel",
             {"--compare", "--sequence-parallel"});
     refuses(2, "04_context_parallel", "--ulysses 2", {"--ulysses " + none, "--variant usp"});
-    for (const char* option : {"--tails on", "--ring-backward again", "--merge bf16"})
+    for (const char* option : {"--bidirectional on", "--ring-backward restarted", "--merge bf16"})
         refuses(2, "04_context_parallel", fmt::format("--variant ulysses {}", option), {none});
-    refuses(2, "04_context_parallel", "--tails on --ring-backward again",
+    refuses(2, "04_context_parallel", "--bidirectional on --ring-backward restarted",
             {"--ring-backward " + none});
-    refuses(2, "04_context_parallel", "--compare --tails on", {"--compare", "--tails"});
+    refuses(2, "04_context_parallel", "--compare --bidirectional on",
+            {"--compare", "--bidirectional"});
     refuses(2, "04_context_parallel", "--demo merge --json x.jsonl", {"--json", "no figures"});
     refuses(2, "05_pipeline", "--chunks 2", {"--chunks " + none, "--schedule 1f1b"});
     refuses(2, "05_pipeline", "--schedule zbv --group 2", {"--group " + none, "--schedule zbv"});

@@ -23,7 +23,7 @@ TEST(SaveEvery, LeavesTheTrainingAsItIs) {
                           {3, "02_zero", "--stage 1 --gather-overlap forward"},
                           {2, "02_zero", "--stage 3 --grad-accum 2"},
                           {2, "03_tensor_parallel", "--sequence-parallel --overlap async"},
-                          {2, "04_context_parallel", "--tails on --grad-accum 2"},
+                          {2, "04_context_parallel", "--bidirectional on --grad-accum 2"},
                           {2, "05_pipeline", "--schedule zb-h1 --grad-accum 3"}}) {
         SCOPED_TRACE(fmt::format("{} {}", c.chapter, c.arguments));
         TempDir dir;

@@ -52,7 +52,7 @@ TEST(SharedOptions, OfTheSample) {
         EXPECT_EQ(sample_of(run_ranks(2, "03_tensor_parallel",
                                       own + std::string("--grad-accum 2") + same, 60)),
                   alone);
-    for (const char* own : {"--layout striped ", "--tails on ", "--variant ulysses "})
+    for (const char* own : {"--layout striped ", "--bidirectional on ", "--variant ulysses "})
         EXPECT_EQ(sample_of(run_ranks(2, "04_context_parallel",
                                       own + std::string("--grad-accum 2") + same, 60)),
                   alone);

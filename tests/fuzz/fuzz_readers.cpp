@@ -131,7 +131,8 @@ void damage_safetensors(std::string& s) {
     std::memcpy(&length, s.data(), 8);
     if (length > s.size() - 8) return;
     std::string header = s.substr(8, length), data = s.substr(8 + length);
-    if (below(3) == 0) reshape_tensor(header);
+    if (below(3) == 0)
+        reshape_tensor(header);
     else
         for (size_t i = 0; i <= below(4); ++i) below(3) ? replace_token(header) : damage(header);
     if (below(8) == 0) damage(data);
@@ -165,7 +166,8 @@ struct Fuzzer {
         std::ofstream(dir + "/" + name, std::ios::binary) << bytes;
     }
 
-    template <class Read> void attempt(Read read) {
+    template <class Read>
+    void attempt(Read read) {
         try {
             read();
             ++accepted;
@@ -184,8 +186,12 @@ struct Fuzzer {
 
     void make_seeds(const LlamaConfig& config, ParameterList& parameters,
                     const std::vector<TensorPart>& optimizer) {
-        TrainingState state{.step = 3, .next_sample = 24, .tokens_seen = 1000, .seed = 7,
-                            .data = "/data.bin", .data_tokens = 1000};
+        TrainingState state{.step = 3,
+                            .next_sample = 24,
+                            .tokens_seen = 1000,
+                            .seed = 7,
+                            .data = "/data.bin",
+                            .data_tokens = 1000};
         save_checkpoint(dir, config, parameters,
                         {.dtype = DType::bf16,
                          .max_shard_bytes = 300,
@@ -214,10 +220,14 @@ struct Fuzzer {
         const std::string& name = victim->first;
         std::string bytes = victim->second;
         for (size_t i = 0; i <= below(3); ++i) {
-            if (name.ends_with(".safetensors") && below(4)) damage_safetensors(bytes);
-            else if (name.ends_with(".bin") && below(2)) damage_words(bytes);
-            else if (name.ends_with(".json") && below(2)) replace_token(bytes);
-            else damage(bytes);
+            if (name.ends_with(".safetensors") && below(4))
+                damage_safetensors(bytes);
+            else if (name.ends_with(".bin") && below(2))
+                damage_words(bytes);
+            else if (name.ends_with(".json") && below(2))
+                replace_token(bytes);
+            else
+                damage(bytes);
         }
         put(name, bytes);
         if (name.ends_with(".bin") || name.ends_with(".txt")) {
@@ -278,7 +288,7 @@ int main(int argc, char** argv) {
                         .shape = {4, 4}});
     parameters.add({.name = "model.layers.0.mlp.experts.gate_up_proj", .shape = {2, 4, 4}});
     parameters.add(
-        {.name = "model.norm.weight", .shape = {4}, .start = Start::ones, .decays = false});
+        {.name = "model.norm.weight", .shape = {4}, .init = Init::ones, .decays = false});
     parameters.allocate_values(DType::fp32);
     std::vector<float> ones(size_t(parameters.local_numel()), 1);
     Tensor(parameters.flat_values()).copy_from_host(ones.data());

@@ -78,8 +78,8 @@ def context_parallel(rng, model, ranks, seq, options):
         inside = rng.choice(exchange)
         options.append(f"--ulysses {inside}")
     if variant in ("ring", "usp") and cp > 1:
-        choices = ["", "--ring-backward again", "--ring-backward reversed"]
-        options.append(rng.choice(choices + (["--tails on"] if layout == "zigzag" else [])))
+        choices = ["", "--ring-backward restarted", "--ring-backward reversed"]
+        options.append(rng.choice(choices + (["--bidirectional on"] if layout == "zigzag" else [])))
         options.append(rng.choice(["", "", "--merge bf16"]))
     if layout != "striped" and rng.random() < 0.2:
         options.append("--dropout 0.1")

@@ -82,9 +82,9 @@ double bytes_of_step(const Options& options, const StepShape& shape, const Plan&
     Composition all(options, shape, techniques);
     Zero& updates = *all.updates;
     updates.start();
-    const Share share = all.share();
-    const int64_t sequences = shape.micro_batch * options.grad_accum * share.count;
-    Step step(loader, share, 1, 0, sequences);
+    const DataSlice slice = all.data_slice();
+    const int64_t sequences = shape.micro_batch * options.grad_accum * slice.count;
+    Step step(loader, slice, 1, 0, sequences);
     const Counted counted;
     updates.begin_step(step.accumulated);
     if (all.experts) all.experts->balance().begin_step();

@@ -30,8 +30,8 @@ struct Breaks {
     // After the parameters are described; sums and norm read the description later.
     std::function<void(Parameter&)> describe = [](Parameter&) {};
     std::function<void(Techniques&)> predicted = [](Techniques&) {};  // other techniques than run
-    bool rehearse = false;     // as on GPUs, before the first step
-    bool own_samples = false;  // ranks that share sequences take different ones
+    bool load_kernels = false;  // as on GPUs, before the first step
+    bool own_samples = false;   // ranks that share sequences take different ones
 };
 
 Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
@@ -53,9 +53,9 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
         Composition of_others(options, shape, others);
         return predict(of_others);
     }();
-    Share share = all.share();
-    if (breaks.own_samples) share.count = world().size(), share.replica = world().rank();
-    const int64_t sequences = B * options.grad_accum * share.count;
+    DataSlice slice = all.data_slice();
+    if (breaks.own_samples) slice.count = world().size(), slice.replica = world().rank();
+    const int64_t sequences = B * options.grad_accum * slice.count;
     testing::internal::CaptureStdout();
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), sequences), {});
     testing::internal::GetCapturedStdout();
@@ -64,11 +64,11 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
     world().barrier();
     communication_reset_counts();
     for (int64_t s = 0; s < steps; ++s) {
-        Step step(loader, share, s + 1, s * sequences, sequences);
+        Step step(loader, slice, s + 1, s * sequences, sequences);
         updates.begin_step(step.accumulated);
         updates.begin_micro_batch(0, true);
-        if (breaks.rehearse && s == 0)
-            rehearse(all.own, all.schedule, step, all.messages.shape(), all.messages.dtype());
+        if (breaks.load_kernels && s == 0)
+            load_kernels(all.own, all.schedule, step, all.messages.shape(), all.messages.dtype());
         all.executor.run(step, &updates);
         updates.end_micro_batch();
         const Tensor squared_norm = updates.squared_norm();
@@ -118,15 +118,15 @@ TEST(CompositionBreak, ARehearsalChangesNothing) {
     for (int zero : {0, 1, 2, 3}) {
         Techniques t = pipeline(zero);
         t.schedule = "zb-h1";
-        expect(train(t, {.rehearse = true}), true, true, true);
+        expect(train(t, {.load_kernels = true}), true, true, true);
     }
-    expect(train(parts_of_layers(0), {.rehearse = true}), true, true, true);
+    expect(train(parts_of_layers(0), {.load_kernels = true}), true, true, true);
 }
 
 TEST(CompositionBreak, ASumBesidesTheDataAxesIsMissing) {
     NEEDS_PAIRS();
     const auto without = [](const std::string& group) {
-        return Breaks{.describe = [group](Parameter& p) { std::erase(p.also_summed_over, group); }};
+        return Breaks{.describe = [group](Parameter& p) { std::erase(p.replica_groups, group); }};
     };
     for (int zero : {0, 1}) {
         expect(train(pipeline(zero), without("tied")), false, true, false);

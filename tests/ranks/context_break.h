@@ -32,7 +32,7 @@ struct Ingredients {
     // The chapter's ring, of these ranks; `layout`: for which it is planned.
     std::unique_ptr<AttentionCore> ring(const Communicator& of_ranks, Layout layout) const {
         const auto plan = std::make_shared<PlanOfBatch>(
-            RingPlan(SequenceCut(layout, cp.size(), T), options.tails, nullptr), Tensor());
+            RingPlan(SequenceCut(layout, cp.size(), T), options.bidirectional, nullptr), Tensor());
         return std::make_unique<RingAttention>(
             of_ranks, stream, options, [plan](const Batch&) -> const PlanOfBatch& { return *plan; },
             RowOrders());
@@ -64,7 +64,7 @@ inline ContextOptions ring_of(Layout layout, RingBackward backward = RingBackwar
 inline ContextOptions rounded_ring(Layout layout) {
     return {.cp = ranks(), .layout = layout, .merge = DType::bf16};
 }
-inline ContextOptions tails() { return {.cp = ranks(), .tails = true}; }
+inline ContextOptions bidirectional() { return {.cp = ranks(), .bidirectional = true}; }
 inline ContextOptions all_gather(Layout layout) {
     return {.cp = ranks(), .variant = Variant::all_gather, .layout = layout};
 }
@@ -77,10 +77,10 @@ inline ContextOptions usp(Layout layout) {
 }
 inline std::vector<ContextOptions> every_variant() {
     return {ring_of(Layout::contiguous),
-            ring_of(Layout::zigzag, RingBackward::again),
+            ring_of(Layout::zigzag, RingBackward::restarted),
             ring_of(Layout::zigzag, RingBackward::kept),
             ring_of(Layout::striped),
-            tails(),
+            bidirectional(),
             all_gather(Layout::zigzag),
             all_gather(Layout::contiguous),
             ulysses(),
@@ -106,13 +106,13 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
         .model = {.loss_chunk = breaks.loss_chunk, .dropout = breaks.dropout, .seed = options.seed},
         .micro_batch = B,
         .seq = T};
-    Parts parts = parallel.parts(shape.model);
+    ModuleFactories factories = parallel.factories(shape.model);
     Stream stream("broken ring");
     if (breaks.attention)
-        parts.attention = [&](const Place&) {
+        factories.attention = [&](const ModulePath&) {
             return breaks.attention({context, parallel, cp, stream});
         };
-    Llama model(config, shape.model, parts, Stage::whole(config));
+    Llama model(config, shape.model, factories, Stage::whole(config));
     ParameterList& parameters = model.parameters();
     parameters.find("model.layers.1.mlp.up_proj.weight")->split_over = breaks.summed_apart;
     parameters.allocate_values(DType::fp32);
@@ -121,7 +121,7 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
     AdamW optimizer(parameters, options.optimizer);
     testing::internal::CaptureStdout();
     const int64_t sequences = B * dp.size();  // of a step
-    const auto dropped = [&](Parts& plain) {
+    const auto dropped = [&](ModuleFactories& plain) {
         add_dropout(plain, {float(breaks.dropout), options.seed});
     };
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), sequences),

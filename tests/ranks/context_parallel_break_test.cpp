@@ -20,7 +20,7 @@ TEST(ContextParallelBreak, UnchangedTechniquesPass) {
 TEST(ContextParallelBreak, UnchangedTechniquesPassTheOtherWays) {
     NEEDS_RANKS();
     for (const ContextOptions& context :
-         {ring_of(Layout::zigzag), tails(), all_gather(Layout::zigzag), ulysses()}) {
+         {ring_of(Layout::zigzag), bidirectional(), all_gather(Layout::zigzag), ulysses()}) {
         SCOPED_TRACE(describe(context, 1));
         for (const bool documents : {false, true}) {
             const Breaks other{.split_backward = documents,
@@ -101,7 +101,7 @@ TEST(ContextParallelBreak, RoundedMergesHaveBoundsOfTheirOwn) {
 // Ranks are numbered from the other end in the ring, so they take keys for those of other owners.
 TEST(ContextParallelBreak, KeysAreOfAnotherOwner) {
     NEEDS_RANKS();
-    for (const RingBackward backward : {RingBackward::again, RingBackward::reversed}) {
+    for (const RingBackward backward : {RingBackward::restarted, RingBackward::reversed}) {
         std::optional<Communicator> turned;
         const auto attention = [&](const Ingredients& i) {
             if (!turned) turned = i.cp.split(0, -i.cp.rank(), "cp");
@@ -227,7 +227,7 @@ TEST(ContextParallelBreak, AGradientNeverComesHome) {
             return gradients;
         }
     };
-    for (const RingBackward backward : {RingBackward::again, RingBackward::reversed})
+    for (const RingBackward backward : {RingBackward::restarted, RingBackward::reversed})
         expect(train(ring_of(Layout::zigzag, backward), with<Broken>()), false, true, true);
 }
 
@@ -244,7 +244,8 @@ TEST(ContextParallelBreak, TheReversedBackwardStartsWithItsOwnKeys) {
         }
     };
     expect(train(ring_of(Layout::zigzag), with<Broken>()), false, true, true);
-    expect(train(ring_of(Layout::zigzag, RingBackward::again), with<Broken>()), true, true, true);
+    expect(train(ring_of(Layout::zigzag, RingBackward::restarted), with<Broken>()), true, true,
+           true);
 }
 
 TEST(ContextParallelBreak, KeepsOrSendsOtherThanPredicted) {
@@ -253,13 +254,13 @@ TEST(ContextParallelBreak, KeepsOrSendsOtherThanPredicted) {
         return train(context, {.predicted = predicted});
     };
     const ContextOptions reversed = ring_of(Layout::zigzag),
-                         again = ring_of(Layout::zigzag, RingBackward::again),
+                         again = ring_of(Layout::zigzag, RingBackward::restarted),
                          kept = ring_of(Layout::zigzag, RingBackward::kept);
     EXPECT_FALSE(predicted_as(again, reversed).communication);
     EXPECT_FALSE(predicted_as(reversed, again).communication);
     EXPECT_FALSE(predicted_as(kept, reversed).communication);
     EXPECT_FALSE(predicted_as(kept, reversed).memory);
-    EXPECT_FALSE(predicted_as(tails(), reversed).communication);
+    EXPECT_FALSE(predicted_as(bidirectional(), reversed).communication);
     EXPECT_FALSE(predicted_as(all_gather(Layout::zigzag), reversed).communication);
     EXPECT_FALSE(predicted_as(all_gather(Layout::zigzag), reversed).memory);
     EXPECT_FALSE(predicted_as(ulysses(), reversed).communication);

@@ -53,7 +53,7 @@ struct Trained1 {
             std::vector<int32_t>& choices = context.recomputing ? again[layer] : first[layer];
             choices = chosen.to_host<int32_t>();
         };
-        model = std::make_unique<Llama>(config, model_options, experts.parts(model_options),
+        model = std::make_unique<Llama>(config, model_options, experts.factories(model_options),
                                         Stage::whole(config));
         ParameterList& parameters = model->parameters();
         parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);

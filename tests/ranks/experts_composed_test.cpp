@@ -72,7 +72,7 @@ Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
             const std::string& order, bool mixed_up = false) {
     ExpertParallel experts(config, options, mesh, A);
     const ModelOptions model_options{.recompute = recompute};
-    Llama model(config, model_options, experts.parts(model_options), Stage::whole(config));
+    Llama model(config, model_options, experts.factories(model_options), Stage::whole(config));
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);
     parameters.initialize(5);
@@ -132,8 +132,8 @@ TEST(ExpertsComposed, ARankWithSomeOfTheLayers) {
     const ExpertOptions options = with_loss(Aux::megatron, 1);
     const Outcome whole = run(mesh, options, Recompute::none, "F0 D0 F1 D1 F2 D2 F3 D3");
     ExpertParallel lower(config, options, mesh, A), upper(config, options, mesh, A);
-    Llama first(config, {}, lower.parts({}), {0, 1, true, false}),
-        last(config, {}, upper.parts({}), {1, 2, false, true});
+    Llama first(config, {}, lower.factories({}), {0, 1, true, false}),
+        last(config, {}, upper.factories({}), {1, 2, false, true});
     for (Llama* stage : {&first, &last}) {
         stage->parameters().allocate_values(DType::fp32);
         stage->parameters().allocate_grads(DType::fp32);
@@ -183,7 +183,7 @@ Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accum
         ranks = group.size();
         if (wrong != Break::counts_alone) shared.ranks = &group;
         shared.tokens = [&](int64_t) { return tokens_of(cut, group.rank(), ranks); };
-        if (cut == Cut::tp && wrong != Break::not_over_tp) shared.also_summed_over = {"tp"};
+        if (cut == Cut::tp && wrong != Break::not_over_tp) shared.replica_groups = {"tp"};
     }
     ExpertParallel experts(config, options, mesh, accumulated, shared);
     choices = ChoiceLog(config, verify_bounds(DType::fp32), shared);
@@ -191,8 +191,8 @@ Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accum
     experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& places,
                       const Context& context) { choices.add(layer, chosen, places, context); };
     ParameterList parameters;
-    const Parts parts = experts.parts({});
-    const auto layer = parts.feed_forward(parameters, parts, {0, "model.layers.0"});
+    const ModuleFactories factories = experts.factories({});
+    const auto layer = factories.feed_forward(parameters, factories, {0, "model.layers.0"});
     parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);
     parameters.initialize(5);
     parameters.begin_gradients(accumulated);

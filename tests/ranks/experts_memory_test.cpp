@@ -53,12 +53,12 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
         shared = {.ranks = &tp,
                   .all = &mesh.group({"dp", "ep", "tp"}),
                   .tokens = [&](int64_t rows) { return region.tokens(rows); },
-                  .also_summed_over = {"tp"}};
+                  .replica_groups = {"tp"}};
     ExpertParallel experts(shape.config, options, mesh, 2, shared);
     const TensorParallel tensor(shape.config, of.tensor, mesh);
-    Parts parts = tensor.parts(shape.model);
-    experts.set_in(parts, shape.model);
-    Llama model(shape.config, shape.model, parts, stage);
+    ModuleFactories factories = tensor.factories(shape.model);
+    experts.set_in(factories, shape.model);
+    Llama model(shape.config, shape.model, factories, stage);
     model.parameters().allocate_values(shape.model.dtype);
     model.parameters().allocate_grads(DType::fp32);
     model.parameters().initialize(5);

@@ -1,11 +1,10 @@
 // The grid of ranks and sums over its axes, on any number of ranks (part of comm_test).
-#include "train/gradients.h"
-
 #include <gtest/gtest.h>
 
 #include <sstream>
 
 #include "core/ops.h"
+#include "train/gradients.h"
 
 namespace ultrascale {
 namespace {
@@ -52,7 +51,7 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
     const int n = world.size(), r = world.rank();
     const double mine = r + 1, sum = n * (n + 1) / 2.0;
     struct Case {
-        std::vector<std::string> split_over, also_summed_over;
+        std::vector<std::string> split_over, replica_groups;
         std::map<std::string, double> expected;  // by the axis that the ranks are on
         std::map<std::string, bool> counts = {};
     };
@@ -82,7 +81,7 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
             Parameter* p = list.add({.name = "a",
                                      .shape = {3},
                                      .split_over = c.split_over,
-                                     .also_summed_over = c.also_summed_over});
+                                     .replica_groups = c.replica_groups});
             list.allocate_grads(DType::fp32);
             ops::fill(p->grad, float(mine));
             EXPECT_THROW(sum_gradients(list, mesh),

@@ -64,11 +64,11 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
     memory_reset_peak();
     world.barrier();
     communication_reset_counts();
-    Share share{.micro_batch = B};
+    DataSlice slice{.micro_batch = B};
     if (breaks.batch)
-        share.part = [&](const HostBatch& whole) { return breaks.batch(whole, world.rank()); };
+        slice.part = [&](const HostBatch& whole) { return breaks.batch(whole, world.rank()); };
     for (int64_t s = 0; s < steps; ++s) {
-        Step step(loader, share, s + 1, s * sequences, sequences);
+        Step step(loader, slice, s + 1, s * sequences, sequences);
         parameters.begin_gradients(step.accumulated / schedule.copies());
         pipeline.executor.run(step, nullptr);
         breaks.after_actions(parameters, world.rank());
@@ -76,9 +76,9 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
         if (s == 0) verifier.gradient(parameters.parts(&Parameter::grad));
         Parameter* const copy = parameters.find("model.embed_tokens.weight");
         std::vector<std::string> nowhere;
-        if (breaks.tied_counts_twice && copy) copy->also_summed_over.swap(nowhere);
+        if (breaks.tied_counts_twice && copy) copy->replica_groups.swap(nowhere);
         const Tensor squared_norm = squared_gradient_norm(parameters, pipeline.mesh);
-        if (breaks.tied_counts_twice && copy) copy->also_summed_over.swap(nowhere);
+        if (breaks.tied_counts_twice && copy) copy->replica_groups.swap(nowhere);
         optimizer.step(options.optimizer.lr, squared_norm);
         if (world.size() > 1) world.all_reduce(step.loss);
         verifier.after_step(s, step.loss.to_host<double>()[0], parameters.parts(&Parameter::value));

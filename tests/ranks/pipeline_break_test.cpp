@@ -76,7 +76,7 @@ TEST(PipelineBreak, TheCheckerRefusesBrokenSchedules) {
 TEST(PipelineBreak, TheTiedSumIsForgotten) {
     NEEDS_RANKS();
     const Breaks forgotten{.describe = [](ParameterList& parameters, int) {
-        for (const auto& p : parameters) std::erase(p->also_summed_over, "tied");
+        for (const auto& p : parameters) std::erase(p->replica_groups, "tied");
     }};
     for (const char* name : {"1f1b", "zb-h2"})
         expect(train(schedule_of(name), true, forgotten), false, true, true);
@@ -93,7 +93,7 @@ TEST(PipelineBreak, TheSecondCopyOfTheModelIsForgotten) {
     NEEDS_RANKS();
     if (ranks() % 2 != 0) GTEST_SKIP() << "two directions need an even number of ranks";
     const Breaks forgotten{.describe = [](ParameterList& parameters, int) {
-        for (const auto& p : parameters) p->also_summed_over.clear();
+        for (const auto& p : parameters) p->replica_groups.clear();
     }};
     EXPECT_FALSE(train(schedule_of("dualpipe"), false, forgotten).verified);
 }

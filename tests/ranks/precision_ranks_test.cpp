@@ -135,9 +135,9 @@ TEST(PrecisionRanks, TensorParallelLinearsMultiplyInFp8) {
         PrecisionOptions precision{.recipe = *find_recipe("tensor")};
         precision.recipe.products = products;
         Fp8Linears linears(precision);
-        Parts parts = parallel.parts({});
-        linears.add_to(parts);
-        Llama model(config, {}, parts, Stage::whole(config));
+        ModuleFactories factories = parallel.factories({});
+        linears.add_to(factories);
+        Llama model(config, {}, factories, Stage::whole(config));
         ParameterList& parameters = model.parameters();
         parameters.allocate_values(DType::fp32);
         parameters.allocate_grads(DType::fp32);
@@ -149,7 +149,7 @@ TEST(PrecisionRanks, TensorParallelLinearsMultiplyInFp8) {
         testing::internal::CaptureStdout();
         const auto plain = [&] {
             return std::make_unique<PlainTraining>(options, config, loader, std::vector<int64_t>{B},
-                                                   std::function<void(Parts&)>());
+                                                   std::function<void(ModuleFactories&)>());
         };
         // The weights are not compared: no update is made.
         Verifier verifier(plain, 1, {.gradient = 0.15, .first_loss = 5e-3, .weights = 1});

@@ -39,14 +39,15 @@ enum class Break { nothing, sum_over_ep, not_over_dp, norm_lacks_experts, forget
 class Experts : public FeedForward {
 public:
     // A rank of `ep` holds one of the layer's experts; without `ep` it holds both.
-    Experts(ParameterList& list, const Parts& parts, const Place& layer,
+    Experts(ParameterList& list, const ModuleFactories& factories, const ModulePath& layer,
             const Communicator* ep = nullptr, Break wrong = Break::nothing)
         : layer_(layer.layer), ep_(ep), wrong_(wrong) {
         for (int e : ep ? std::vector{ep->rank()} : std::vector{0, 1}) {
-            const Place place = layer.part(fmt::format("mlp.experts.{}", e));
-            auto gate_up = parts.linear(list, parts, place, LinearRole::column,
-                                        {{{"gate_proj", F}, {"up_proj", F}}, h});
-            auto down = parts.linear(list, parts, place, LinearRole::row, {{{"down_proj", h}}, F});
+            const ModulePath place = layer.part(fmt::format("mlp.experts.{}", e));
+            auto gate_up = factories.linear(list, factories, place, LinearRole::column,
+                                            {{{"gate_proj", F}, {"up_proj", F}}, h});
+            auto down =
+                factories.linear(list, factories, place, LinearRole::row, {{{"down_proj", h}}, F});
             std::vector<Parameter*> all = gate_up->parameters();
             all.push_back(down->parameters().front());
             for (Parameter* p : all) p->split_over = {"ep"};
@@ -130,9 +131,11 @@ int train(bool bucketed, Break wrong = Break::nothing) {
     // With so large an eps an update depends on the gradient's size, and so on the norm that clips
     // it.
     options.optimizer.clip = 0.5, options.optimizer.eps = 1e-3;
-    Parts parts = default_parts(config, {});
-    parts.feed_forward = [&](auto&... at) { return std::make_unique<Experts>(at..., &ep, wrong); };
-    Llama model(config, {}, parts, Stage::whole(config));
+    ModuleFactories factories = default_factories(config, {});
+    factories.feed_forward = [&](auto&... at) {
+        return std::make_unique<Experts>(at..., &ep, wrong);
+    };
+    Llama model(config, {}, factories, Stage::whole(config));
     ParameterList& parameters = model.parameters();
     const auto of_expert = [](const Parameter& p) { return p.name.find("expert") != p.name.npos; };
     const auto split_experts_over = [&](const std::vector<std::string>& axes) {
@@ -150,7 +153,7 @@ int train(bool bucketed, Break wrong = Break::nothing) {
     run.load(parameters, optimizer);
     Trained what = trained(model, optimizer);
     const auto all_here = [](auto&... at) { return std::make_unique<Experts>(at...); };
-    what.plain_parts = [&](Parts& parts) { parts.feed_forward = all_here; };
+    what.plain_parts = [&](ModuleFactories& factories) { factories.feed_forward = all_here; };
     what.plain_micro_batch = 1;
     run.start(what);
     while (Step* step = run.next()) {

@@ -39,18 +39,18 @@ public:
           scales_(scales) {}
 
     void multiply(Tensor y, const Tensor& x, const Tensor& residual) override {
-        const Narrow in = narrow(x, of_input), w = weights();
+        const QuantisedTransfer in = narrow(x, of_input), w = weights();
         ops::matmul(y, in.values, ops::Transpose::no, w.values, ops::Transpose::yes);
         ops::scale(y, 1 / (in.scale * w.scale));
         if (residual) ops::add(y, residual);
     }
     void multiply_backward(Tensor dx, const Tensor& dy) override {
-        const Narrow g = narrow(dy, of_gradient), w = weights();
+        const QuantisedTransfer g = narrow(dy, of_gradient), w = weights();
         ops::matmul(dx, g.values, ops::Transpose::no, w.values, ops::Transpose::no);
         ops::scale(dx, 1 / (g.scale * w.scale));
     }
     void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) override {
-        const Narrow g = narrow(dy, of_gradient), in = narrow(x, of_input);
+        const QuantisedTransfer g = narrow(dy, of_gradient), in = narrow(x, of_input);
         const Tensor dw = Tensor::empty({dy.cols(), x.cols()}, DType::fp32, Memory::workspace);
         ops::matmul(dw, g.values.view({dy.rows(), dy.cols()}), ops::Transpose::yes,
                     in.values.view({x.rows(), x.cols()}), ops::Transpose::no);
@@ -70,13 +70,13 @@ public:
     }
 
 private:
-    struct Narrow {
+    struct QuantisedTransfer {
         Tensor values;
         float scale;
     };
-    Narrow weights() { return narrow(stacked_values(parameters_), of_weight); }
+    QuantisedTransfer weights() { return narrow(stacked_values(parameters_), of_weight); }
     // Scaled by a power of two, which changes no digit, with room for an amax twice as large.
-    Narrow narrow(const Tensor& x, Operand operand) {
+    QuantisedTransfer narrow(const Tensor& x, Operand operand) {
         std::vector<float> amax = amax_.to_host<float>(), values = x.to_host<float>();
         float largest = 0;
         for (const float value : values) largest = std::max(largest, std::abs(value));
@@ -110,17 +110,18 @@ Outcome train(TensorOptions tensor, Breaks breaks = {}) {
     const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
 
     const TensorParallel parallel(config, tensor, mesh);
-    Parts parts = parallel.parts(shape.model);
-    parts.gemm = [&](ParameterList& list, const Place&, std::vector<Parameter*> rows, LinearRole) {
+    ModuleFactories factories = parallel.factories(shape.model);
+    factories.gemm = [&](ParameterList& list, const ModulePath&, std::vector<Parameter*> rows,
+                         LinearRole) {
         return std::make_unique<ScaledLinear>(list, std::move(rows), !breaks.never_scale);
     };
-    Llama model(config, shape.model, parts, Stage::whole(config));
+    Llama model(config, shape.model, factories, Stage::whole(config));
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(DType::fp32);
     parameters.allocate_grads(DType::fp32);
     AdamW optimizer(parameters, options.optimizer);
-    const Share share{.micro_batch = B, .count = dp.size(), .replica = dp.rank()};
-    Run run("sketch", options, shape, share);
+    const DataSlice slice{.micro_batch = B, .count = dp.size(), .replica = dp.rank()};
+    Run run("sketch", options, shape, slice);
     run.load(parameters, optimizer);
     run.start(trained(model, optimizer));
     while (Step* step = run.next()) {

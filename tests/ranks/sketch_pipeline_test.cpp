@@ -27,7 +27,7 @@ struct Setting {
         options.verify = true;
         mesh.add_copies(mesh.group("pp").split(0, stage, "tied"));
         for (const auto& p : parameters()) {
-            if (breaks.forget_tied) p->also_summed_over.clear();
+            if (breaks.forget_tied) p->replica_groups.clear();
             if (breaks.forget_layer && p->name.ends_with("layers.2.mlp.up_proj.weight"))
                 p->split_over = {"dp"};  // so that its gradient is not summed
         }
@@ -45,8 +45,10 @@ struct Setting {
     Mesh mesh{world, {{"pp", 2}, {"dp", world.size() / 2}}};
     const Communicator& dp = mesh.group("dp");
     const int stage = mesh.group("pp").rank();
-    Llama model{
-        config, {}, default_parts(config, {}), {2 * stage, 2 * stage + 2, stage == 0, stage == 1}};
+    Llama model{config,
+                {},
+                default_factories(config, {}),
+                {2 * stage, 2 * stage + 2, stage == 0, stage == 1}};
     Stages stages{mesh.group("pp")};
     std::vector<Action> actions;
 };

@@ -46,8 +46,8 @@ void merge(Tensor o, Tensor lse, const Tensor& o_block, const Tensor& lse_block)
         if (block[row] == -INFINITY) continue;       // this query sees no key of the block
         const size_t bh = row / length, bt = bh / H * length + row % length;
         const size_t first = (bt * H + bh % H) * D;
-        const float apart = all[row] - block[row], share = 1 / (1 + std::exp(apart));
-        for (size_t i = first; i < first + D; ++i) sum[i] += share * (more[i] - sum[i]);
+        const float apart = all[row] - block[row], slice = 1 / (1 + std::exp(apart));
+        for (size_t i = first; i < first + D; ++i) sum[i] += slice * (more[i] - sum[i]);
         all[row] = std::max(all[row], block[row]) + std::log1p(std::exp(-std::abs(apart)));
     }
     o.copy_from_host(sum.data()), lse.copy_from_host(all.data());
@@ -143,7 +143,7 @@ HostBatch part_of(const HostBatch& whole, const Communicator& cp) {
 }
 
 // The loss of the first samples of the training's text, as --val-data has it.
-double loss_of_text(Llama& model, const Share& share, const Communicator* cp) {
+double loss_of_text(Llama& model, const DataSlice& slice, const Communicator* cp) {
     const TokenFile file("common/text.txt", config.vocab);
     const auto forward = [&](Context& context) {
         Saved nothing;
@@ -153,7 +153,7 @@ double loss_of_text(Llama& model, const Share& share, const Communicator* cp) {
         if (cp) cp->all_reduce(loss);
     };
     const DataLoader text(file, {.seq = T});
-    return validation_loss(forward, text, {0, 8}, B, sum, share.part).mean();
+    return validation_loss(forward, text, {0, 8}, B, sum, slice.part).mean();
 }
 double plain_loss_of_text(ParameterList& parameters) {
     Llama whole(config, {});
@@ -173,19 +173,19 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
     options.steps = steps, options.micro_batch = B, options.grad_accum = A, options.verify = true;
     const StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
     Stream ring("ring");
-    Parts parts = default_parts(config, {});
-    parts.attention = [&](auto&) { return std::make_unique<RingAttention>(cp, ring, broken); };
-    Llama model(config, {}, parts, Stage::whole(config));
+    ModuleFactories factories = default_factories(config, {});
+    factories.attention = [&](auto&) { return std::make_unique<RingAttention>(cp, ring, broken); };
+    Llama model(config, {}, factories, Stage::whole(config));
     ParameterList& parameters = model.parameters();
     if (broken == Break::sum_over_dp_only)
         parameters.find("model.layers.1.mlp.up_proj.weight")->split_over = {"cp"};
     parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);
     AdamW optimizer(parameters, options.optimizer);
-    const Share share{.micro_batch = B,
-                      .count = dp.size(),
-                      .replica = dp.rank(),
-                      .part = [&](const HostBatch& whole) { return part_of(whole, cp); }};
-    Run run("sketch", options, shape, share);
+    const DataSlice slice{.micro_batch = B,
+                          .count = dp.size(),
+                          .replica = dp.rank(),
+                          .part = [&](const HostBatch& whole) { return part_of(whole, cp); }};
+    Run run("sketch", options, shape, slice);
     run.load(parameters, optimizer);
     BucketSync sync(parameters, mesh, 5000);
     run.start(trained(model, optimizer));
@@ -216,7 +216,7 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
         on_all_ranks(world, counted_as_predicted(sent, steps, communication_counts()));
     const bool verified = run.finish([](Report&) { return true; });
     if (broken == Break::none) {
-        EXPECT_NEAR(loss_of_text(model, share, &cp), plain_loss_of_text(parameters), 1e-5);
+        EXPECT_NEAR(loss_of_text(model, slice, &cp), plain_loss_of_text(parameters), 1e-5);
     }
     testing::internal::GetCapturedStdout();
     return {verified, as_predicted};

@@ -52,7 +52,7 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
         .model = {.loss_chunk = breaks.loss_chunk, .dropout = breaks.dropout, .seed = options.seed},
         .micro_batch = B,
         .seq = T};
-    Llama model(config, shape.model, parallel.parts(shape.model), Stage::whole(config));
+    Llama model(config, shape.model, parallel.factories(shape.model), Stage::whole(config));
     ParameterList& parameters = model.parameters();
     for (const auto& p : parameters) breaks.parameter(*p, world.rank());
     parameters.allocate_values(DType::fp32);
@@ -61,8 +61,8 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     AdamW optimizer(parameters, options.optimizer);
     testing::internal::CaptureStdout();
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), B),
-                      [&](Parts& parts) {
-                          add_dropout(parts, {float(breaks.dropout), options.seed});
+                      [&](ModuleFactories& factories) {
+                          add_dropout(factories, {float(breaks.dropout), options.seed});
                       });
     testing::internal::GetCapturedStdout();
     Report report("test", options, shape, steps);
@@ -169,7 +169,7 @@ TEST(TensorParallelBreak, CopiesGradientsAreNotSummed) {
            false);
     Breaks norms_only;
     norms_only.parameter = [](Parameter& p, int) {
-        if (p.start == Start::ones) p.also_summed_over.clear();
+        if (p.init == Init::ones) p.replica_groups.clear();
     };
     expect(train<SequenceParallelRegion>(options_of(true), norms_only), false, true, false);
 }

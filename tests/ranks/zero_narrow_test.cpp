@@ -25,7 +25,7 @@ std::vector<float> shard_of(int r, bool small) {
 }
 std::vector<float> gathered(bool small) {
     const int n = world().size();
-    Narrow narrow(Sent::fp8, n * part, n);
+    QuantisedTransfer narrow(Sent::fp8, n * part, n);
     narrow.put(world().rank(), tensor_of(shard_of(world().rank(), small)));
     narrow.gather(world(), communication_stream());
     narrow.wait();
@@ -146,7 +146,7 @@ TEST(ZeroNarrowBreak, TheShardItselfIsRounded) {
         void update(double lr, const Tensor& squared_norm) override {
             Zero3::update(lr, squared_norm);
             for (size_t u = 0; u < layout_.size(); ++u) {
-                const Narrow rounded(Sent::fp8, layout_[u].shard, 1);
+                const QuantisedTransfer rounded(Sent::fp8, layout_[u].shard, 1);
                 rounded.put(0, value_shards_[u]);
                 rounded.get(value_shards_[u], 0);
             }

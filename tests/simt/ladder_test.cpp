@@ -25,10 +25,11 @@ Problem vector_add() { return problem_of(first_steps(), "vector add"); }
 std::string said_of(void (*run)(const Arguments&), const Problem& problem, const Sizes& size = {}) {
     testing::internal::CaptureStdout();
     const std::vector<Kernel> list = {{0, 0, "tried", problem.name, "", run, ""}};
-    const std::vector<Rung> rungs = climb(problem, list, {.seed = 7, .size = size});
+    const std::vector<KernelResult> results =
+        measure_kernels(problem, list, {.seed = 7, .size = size});
     const std::string table = testing::internal::GetCapturedStdout();
-    EXPECT_EQ(rungs.size(), 1u) << table;
-    return rungs.at(0).wrong;
+    EXPECT_EQ(results.size(), 1u) << table;
+    return results.at(0).wrong;
 }
 
 void expect_found(void (*run)(const Arguments&), const std::string& what) {
@@ -127,9 +128,10 @@ std::string standing_of(
     std::vector<Kernel> list;
     for (const auto& [name, run] : all) list.push_back({0, 0, name, problem.name, "", run, ""});
     testing::internal::CaptureStdout();
-    const std::vector<Rung> rungs = climb(problem, list, {.seed = 7, .size = size});
+    const std::vector<KernelResult> results =
+        measure_kernels(problem, list, {.seed = 7, .size = size});
     testing::internal::GetCapturedStdout();
-    return standing(rungs.at(0), rungs);
+    return standing(results.at(0), results);
 }
 
 // Kernels that move the same bytes may take different times: bank conflicts lower a kernel's rank.
@@ -149,9 +151,9 @@ TEST(Ladder, RanksByBankConflictsToo) {
 
 TEST(Ladder, SaysWhatAKernelLosesBy) {
     const Kernel mine{.name = "mine"}, other{.name = "other"};
-    const Rung best{.kernel = &other, .traffic = 1, .cost = {.total = 1, .memory = 1}};
+    const KernelResult best{.kernel = &other, .traffic = 1, .cost = {.total = 1, .memory = 1}};
     const auto behind = [&](double traffic, const Cost& cost, const std::string& why) {
-        const Rung rung{.kernel = &mine, .traffic = traffic, .cost = cost};
+        const KernelResult rung{.kernel = &mine, .traffic = traffic, .cost = cost};
         EXPECT_EQ(standing(rung, {rung, best}),
                   "  mine: number 2 of 2 by cost, behind other:\n        " + why + "\n");
     };
@@ -166,7 +168,8 @@ TEST(Ladder, SaysWhatAKernelLosesBy) {
         "it moves 1.50 times the least instead of 1.00,\n"
         "        and its shared stores take 8.0 turns instead of 4.0");
     // Measured kernels are ranked by time, without a reason; a wrong kernel has no rank.
-    const Rung slow{.kernel = &mine, .seconds = 2}, fast{.kernel = &other, .seconds = 1.999};
+    const KernelResult slow{.kernel = &mine, .seconds = 2},
+        fast{.kernel = &other, .seconds = 1.999};
     EXPECT_EQ(standing(slow, {slow, fast}), "  mine: number 2 of 2 by time, behind other\n");
     EXPECT_EQ(standing({.kernel = &mine, .wrong = "n 1", .seconds = 1}, {fast}), "");
 }
@@ -177,10 +180,10 @@ TEST(Ladder, CountsWhatAccessesCost) {
                             const Sizes& size) {
         testing::internal::CaptureStdout();
         const std::vector<Kernel> list = {{0, 0, "tried", problem, "", run, ""}};
-        const std::vector<Rung> rungs =
-            climb(problem_of(memory(), problem), list, {.seed = 7, .size = size});
+        const std::vector<KernelResult> results =
+            measure_kernels(problem_of(memory(), problem), list, {.seed = 7, .size = size});
         testing::internal::GetCapturedStdout();
-        return rungs.at(0).cost;
+        return results.at(0).cost;
     };
     const Cost transpose = cost_of(run_transpose_conflicts, "transpose", {256, 192});
     EXPECT_DOUBLE_EQ(transpose.memory, 1);
@@ -195,11 +198,12 @@ TEST(Ladder, CountsWhatAccessesCost) {
 TEST(Ladder, MeasuresTraffic) {
     testing::internal::CaptureStdout();
     const std::vector<Kernel> list = {{0, 0, "right", "vector add", "", run_right, ""}};
-    const std::vector<Rung> rungs = climb(vector_add(), list, {.seed = 7, .size = {6400}});
+    const std::vector<KernelResult> results =
+        measure_kernels(vector_add(), list, {.seed = 7, .size = {6400}});
     testing::internal::GetCapturedStdout();
-    ASSERT_EQ(rungs.size(), 1u);
-    EXPECT_DOUBLE_EQ(rungs[0].traffic, 4.0 / 3);  // it reads a twice
-    EXPECT_EQ(rungs[0].checked, 1);
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_DOUBLE_EQ(results[0].traffic, 4.0 / 3);  // it reads a twice
+    EXPECT_EQ(results[0].checked, 1);
 }
 
 }  // namespace

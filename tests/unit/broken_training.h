@@ -33,7 +33,7 @@ struct Setting {
 
 // Does what a chapter's main does, with a model whose parts `change` has modified; the numbers
 // break the step itself.
-inline Checks train(const std::function<void(Parts&)>& change, double loss_scale = 1,
+inline Checks train(const std::function<void(ModuleFactories&)>& change, double loss_scale = 1,
                     double lr_scale = 1, int64_t shifted_samples = 0, const Setting& setting = {}) {
     Options options;
     options.optimizer.lr = setting.lr;
@@ -48,9 +48,9 @@ inline Checks train(const std::function<void(Parts&)>& change, double loss_scale
     const TokenFile file("common/text.txt", config.vocab);
     const DataLoader loader(file, {.seq = T});
 
-    Parts parts = default_parts(config, shape.model);
-    change(parts);
-    Llama model(config, shape.model, parts, Stage::whole(config));
+    ModuleFactories factories = default_factories(config, shape.model);
+    change(factories);
+    Llama model(config, shape.model, factories, Stage::whole(config));
     model.parameters().allocate_values(setting.dtype);
     model.parameters().allocate_grads(setting.dtype);
     model.parameters().initialize(options.seed);
@@ -101,11 +101,12 @@ inline void expect(const Checks& checks, bool verified, bool memory) {
 // Replaces the linear whose first parameter's name ends with `ending`.
 template <class Broken>
 auto linear(const std::string& ending) {
-    return [ending](Parts& parts) {
-        parts.linear = [ending, original = parts.linear](
-                           ParameterList& list, const Parts& all, const Place& place,
-                           LinearRole role,
-                           const Parts::LinearShape& shape) -> std::unique_ptr<Linear> {
+    return [ending](ModuleFactories& factories) {
+        factories.linear =
+            [ending, original = factories.linear](
+                ParameterList& list, const ModuleFactories& all, const ModulePath& place,
+                LinearRole role,
+                const ModuleFactories::LinearShape& shape) -> std::unique_ptr<Linear> {
             auto unbroken = original(list, all, place, role, shape);  // registers the parameters
             if (!place.part(shape.rows.front().first).weight().ends_with(ending)) return unbroken;
             std::vector<Parameter*> rows;
@@ -117,9 +118,9 @@ auto linear(const std::string& ending) {
 }
 
 template <class Broken>
-void norm(Parts& parts) {
-    parts.norm = [original = parts.norm](ParameterList& list,
-                                         const Place& place) -> std::unique_ptr<Norm> {
+void norm(ModuleFactories& factories) {
+    factories.norm = [original = factories.norm](ParameterList& list,
+                                                 const ModulePath& place) -> std::unique_ptr<Norm> {
         original(list, place);
         Parameter* weight = list.find(place.weight());
         if (!place.name.ends_with("layers.1.input_layernorm"))
@@ -129,8 +130,8 @@ void norm(Parts& parts) {
 }
 
 template <class Broken>
-void attention(Parts& parts) {
-    parts.attention = [](const Place&) { return std::make_unique<Broken>(); };
+void attention(ModuleFactories& factories) {
+    factories.attention = [](const ModulePath&) { return std::make_unique<Broken>(); };
 }
 
 }  // namespace ultrascale::broken

@@ -225,7 +225,7 @@ TEST(ExpertsCheckpoint, StackedExpertsAreReadUnderBothNames) {
 TEST(ExpertsCheckpoint, ARoutersBiasIsAmongTheWeights) {
     const std::string name = "model.layers.1.mlp.gate.e_score_correction_bias";
     const auto list = [&](ParameterList& parameters) {
-        parameters.add({.name = "model.norm.weight", .shape = {8}, .start = Start::ones});
+        parameters.add({.name = "model.norm.weight", .shape = {8}, .init = Init::ones});
         parameters.allocate_values(DType::fp32);
         parameters.initialize(1);
         return parameters.add_buffer(name, 4);

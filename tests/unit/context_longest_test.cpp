@@ -24,8 +24,8 @@ StepShape shape_of(const std::string& model, Recompute recompute, int64_t micro_
 std::vector<ContextOptions> ways(int cp) {
     std::vector<ContextOptions> ways{
         {.cp = cp},
-        {.cp = cp, .layout = Layout::striped, .backward = RingBackward::again},
-        {.cp = cp, .tails = true},
+        {.cp = cp, .layout = Layout::striped, .backward = RingBackward::restarted},
+        {.cp = cp, .bidirectional = true},
         {.cp = cp, .variant = Variant::all_gather, .layout = Layout::contiguous},
         {.cp = cp, .variant = Variant::ulysses, .layout = Layout::contiguous}};
     if (cp % 2 == 0) ways.push_back({.cp = cp, .variant = Variant::usp, .ulysses = 2});
@@ -139,7 +139,7 @@ TEST(LargestMemory, IsWhatIsPredictedForTheRankThatNeedsTheMost) {
             const StepShape shape = shape_of("nano", recompute, 2, DType::fp32);
             Llama model(shape.config, shape.model);
             int64_t most = 0;
-            for (int rank = 0; rank < o.in_ring(); ++rank)
+            for (int rank = 0; rank < o.ring_degree(); ++rank)
                 most = std::max(
                     most,
                     predict(shape, o, model.parameters(), 3, Group("cp", 4), rank).memory.total());

@@ -9,13 +9,14 @@ namespace ultrascale {
 namespace {
 
 // All ways to cut into parcels: of whole sequences, and of documents.
-void for_each_plan(const std::function<void(const SequenceCut&, bool tails, const Documents*)>& f) {
+void for_each_plan(
+    const std::function<void(const SequenceCut&, bool bidirectional, const Documents*)>& f) {
     for_each_cut([&](Layout layout, const SequenceCut& cut) {
         const Documents documents = documents_of(ways_to_fill(cut.seq()), cut),
                         short_ones = documents_of({ways_to_fill(cut.seq()).back()}, cut);
-        for (const bool tails : {false, true})
+        for (const bool bidirectional : {false, true})
             for (const Documents* of : {(const Documents*)nullptr, &documents, &short_ones})
-                if (!tails || layout == Layout::zigzag) f(cut, tails, of);
+                if (!bidirectional || layout == Layout::zigzag) f(cut, bidirectional, of);
     });
 }
 
@@ -24,7 +25,7 @@ void for_each_plan(const std::function<void(const SequenceCut&, bool tails, cons
 using Visits = std::map<std::pair<size_t, int>, std::vector<int>>;
 Visits carried(const RingPlan& plan, int n) {
     Visits visits;
-    for (size_t p = 0; p < plan.parcels(); ++p) {
+    for (size_t p = 0; p < plan.kv_chunks(); ++p) {
         std::vector<int> held(size_t(n), RingPlan::none);
         for (int rank = 0; rank < n; ++rank) held[size_t(rank)] = plan.owner(p, rank, 0);
         for (int hop = 0; hop <= plan.last_hop() + 1; ++hop) {
@@ -58,32 +59,32 @@ Visits carried(const RingPlan& plan, int n) {
 }
 
 TEST(RingPlan, SendersAndReceiversAgree) {
-    for_each_plan([](const SequenceCut& cut, bool tails, const Documents* documents) {
-        const RingPlan plan(cut, tails, documents);
+    for_each_plan([](const SequenceCut& cut, bool bidirectional, const Documents* documents) {
+        const RingPlan plan(cut, bidirectional, documents);
         const int n = int(cut.ranks());
         const Visits there = carried(plan, n);
-        for (const auto& [parcel, ranks] : there) EXPECT_EQ(ranks.front(), parcel.second);
-        EXPECT_EQ(plan.can_reverse(), n > 1 && !tails && !documents);
+        for (const auto& [kv_chunk, ranks] : there) EXPECT_EQ(ranks.front(), kv_chunk.second);
+        EXPECT_EQ(plan.can_reverse(), n > 1 && !bidirectional && !documents);
         if (!plan.can_reverse()) return;
         const Visits back = carried(plan.reversed(), n);
-        for (auto [parcel, ranks] : there) {
+        for (auto [kv_chunk, ranks] : there) {
             std::ranges::reverse(ranks);
-            EXPECT_EQ(back.at(parcel), ranks);  // so it ends at its owner
+            EXPECT_EQ(back.at(kv_chunk), ranks);  // so it ends at its owner
         }
     });
 }
 
 TEST(RingPlan, EveryQueryMeetsAllItsKeysOnce) {
-    for_each_plan([](const SequenceCut& cut, bool tails, const Documents* documents) {
-        const RingPlan plan(cut, tails, documents);
+    for_each_plan([](const SequenceCut& cut, bool bidirectional, const Documents* documents) {
+        const RingPlan plan(cut, bidirectional, documents);
         for (int64_t b = 0; b < (documents ? documents->batch()->sequences : 1); ++b) {
             const int32_t* starts = documents ? documents->starts(b) : nullptr;
             std::map<std::pair<int, int>, Pairs> met;  // by rank and owner
-            for (const auto& [parcel, ranks] : carried(plan, int(cut.ranks())))
+            for (const auto& [kv_chunk, ranks] : carried(plan, int(cut.ranks())))
                 for (const int rank : ranks) {
-                    const auto blocks = plan.blocks(parcel.first, rank, parcel.second, b);
+                    const auto blocks = plan.blocks(kv_chunk.first, rank, kv_chunk.second, b);
                     for (const auto& [pair, times] : through(blocks, cut, rank, starts))
-                        met[{rank, parcel.second}][pair] += times;
+                        met[{rank, kv_chunk.second}][pair] += times;
                 }
             for (int rank = 0; rank < cut.ranks(); ++rank)
                 for (int owner = 0; owner < cut.ranks(); ++owner)
@@ -97,7 +98,7 @@ TEST(RingPlan, TailsSendLessTheFurtherOn) {
     const int n = 8;
     const RingPlan plan(SequenceCut(Layout::zigzag, n, 16 * n), true, nullptr);
     std::vector<double> sent(size_t(n), 0.0);  // of a rank's keys and values
-    for (size_t p = 0; p < plan.parcels(); ++p)
+    for (size_t p = 0; p < plan.kv_chunks(); ++p)
         for (int rank = 0; rank < n; ++rank)
             for (int hop = 0; hop <= plan.last_hop(); ++hop)
                 if (plan.goes_on(p, rank, hop)) sent[size_t(rank)] += double(plan.tokens(p)) / 16;
@@ -106,13 +107,13 @@ TEST(RingPlan, TailsSendLessTheFurtherOn) {
 
 TEST(RingPlan, DocumentsTravelToTheLastRankThatNeedsThem) {
     bool some_stay = false, some_go = false;
-    for_each_plan([&](const SequenceCut& cut, bool tails, const Documents* documents) {
+    for_each_plan([&](const SequenceCut& cut, bool bidirectional, const Documents* documents) {
         if (!documents) return;
-        const RingPlan plan(cut, tails, documents);
+        const RingPlan plan(cut, bidirectional, documents);
         const int n = int(cut.ranks());
-        for (size_t p = 0; p < plan.parcels(); ++p)
+        for (size_t p = 0; p < plan.kv_chunks(); ++p)
             for (int owner = 0; owner < n; ++owner) {
-                const int step = tails && p == 1 ? -1 : 1;
+                const int step = bidirectional && p == 1 ? -1 : 1;
                 int last = 0;
                 for (int hop = 1; hop < n; ++hop)
                     for (int64_t b = 0; b < documents->batch()->sequences; ++b)

@@ -28,9 +28,9 @@ TEST(ActivationsOnHost, ChangeNoBitAndTakeTheFormulasMemory) {
 
     const int64_t host_before = now(Memory::host), before = now(Memory::activation);
     ActivationsOnHost inputs(config.layers);
-    Parts parts = default_parts(config, recomputed);
-    parts.checkpoint = inputs.checkpoints();
-    const std::unique_ptr<Llama> model = make(config, recomputed, parts, Stage::whole(config));
+    ModuleFactories factories = default_factories(config, recomputed);
+    factories.checkpoint = inputs.checkpoints();
+    const std::unique_ptr<Llama> model = make(config, recomputed, factories, Stage::whole(config));
     memory_reset_peak();
     EXPECT_EQ(run(*model, two_batches()), expected);
     LocalSizes sizes =
@@ -49,9 +49,11 @@ TEST(ActivationsOnHost, ChangeNoBitAndTakeTheFormulasMemory) {
 TEST(ActivationsOnHost, RefuseTwoLayersInOnePlace) {
     const LlamaConfig config = four_layers();
     ActivationsOnHost inputs(config.layers);
-    Parts parts = default_parts(config, recomputed);
-    parts.checkpoint = [make = inputs.checkpoints()](const Place&) { return make(Place{0, ""}); };
-    const std::unique_ptr<Llama> model = make(config, recomputed, parts, Stage::whole(config));
+    ModuleFactories factories = default_factories(config, recomputed);
+    factories.checkpoint = [make = inputs.checkpoints()](const ModulePath&) {
+        return make(ModulePath{0, ""});
+    };
+    const std::unique_ptr<Llama> model = make(config, recomputed, factories, Stage::whole(config));
     EXPECT_THROW(run(*model, two_batches()), std::logic_error);
 }
 

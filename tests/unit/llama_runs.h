@@ -23,15 +23,15 @@ inline LlamaConfig small(bool tied = false) {
 }
 
 inline std::unique_ptr<Llama> make(const LlamaConfig& config, const ModelOptions& options,
-                                   const Parts& parts, Stage stage) {
-    auto model = std::make_unique<Llama>(config, options, parts, stage);
+                                   const ModuleFactories& factories, Stage stage) {
+    auto model = std::make_unique<Llama>(config, options, factories, stage);
     model->parameters().allocate_values(options.dtype);
     model->parameters().allocate_grads(options.dtype);
     model->parameters().initialize(1);
     return model;
 }
 inline std::unique_ptr<Llama> make(const LlamaConfig& config, const ModelOptions& options = {}) {
-    return make(config, options, default_parts(config, options), Stage::whole(config));
+    return make(config, options, default_factories(config, options), Stage::whole(config));
 }
 
 inline HostBatch random_batch(int64_t sequences, int64_t length, uint64_t seed) {

@@ -127,10 +127,10 @@ TEST(Schedule, StagesThatShareAListOfParametersEqualTheWhole) {
                 LlamaConfig config = small(tied);
                 config.layers = 3;
                 const auto whole = make(config, options);
-                const Parts parts = default_parts(config, options);
+                const ModuleFactories factories = default_factories(config, options);
                 ParameterList list;
-                Llama first(config, options, parts, {0, 1, true, false}, &list);
-                Llama second(config, options, parts, {1, 3, false, true}, &list);
+                Llama first(config, options, factories, {0, 1, true, false}, &list);
+                Llama second(config, options, factories, {1, 3, false, true}, &list);
                 list.allocate_values(options.dtype);
                 list.allocate_grads(options.dtype);
                 list.initialize(1);

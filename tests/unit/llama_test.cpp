@@ -154,10 +154,10 @@ TEST(Stages, TwoInARowEqualTheWhole) {
                  all_options({DType::fp32, DType::bf16, DType::fp16})) {
                 LlamaConfig config = small(tied);
                 config.layers = 3;
-                const Parts parts = default_parts(config, options);
+                const ModuleFactories factories = default_factories(config, options);
                 const Result whole = run(*make(config, options), {host});
-                const auto first = make(config, options, parts, {0, 1, true, false});
-                const auto second = make(config, options, parts, {1, 3, false, true});
+                const auto first = make(config, options, factories, {0, 1, true, false});
+                const auto second = make(config, options, factories, {1, 3, false, true});
                 const Batch batch = to_device(host);
                 const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
                 Context context{
@@ -179,7 +179,7 @@ TEST(Stages, TwoInARowEqualTheWhole) {
                         EXPECT_EQ(replica != nullptr,
                                   tied && p->name == "model.embed_tokens.weight");
                         if (replica) {
-                            EXPECT_EQ(p->also_summed_over, std::vector<std::string>{"tied"});
+                            EXPECT_EQ(p->replica_groups, std::vector<std::string>{"tied"});
                             Doubles sum = to_double(p->grad), more = to_double(replica->grad);
                             for (size_t i = 0; i < sum.size(); ++i) sum[i] += more[i];
                             EXPECT_LT(relative_error(sum, whole.gradients.at(p->name)),

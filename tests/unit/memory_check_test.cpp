@@ -39,7 +39,7 @@ TEST(MemoryCheck, SeesAnActivationThatIsNotKept) {
 TEST(MemoryCheck, SeesAPersistentTensorTooMany) {
     static Tensor extra;
     const Checks checks =
-        train([](Parts&) { extra = Tensor::empty({1}, DType::fp32, Memory::gradient); });
+        train([](ModuleFactories&) { extra = Tensor::empty({1}, DType::fp32, Memory::gradient); });
     extra = {};
     expect(checks, true, false);
 }

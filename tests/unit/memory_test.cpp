@@ -68,7 +68,7 @@ TEST(Memory, WhatIsHeldAsideLeavesNoTrace) {
     const size_t points = memory_timeline().size();
     Tensor kept;
     {
-        const MemoryAside aside;
+        const UncountedMemory aside;
         floats(1000, Memory::activation);
         floats(1000, Memory::workspace);
     }
@@ -76,7 +76,7 @@ TEST(Memory, WhatIsHeldAsideLeavesNoTrace) {
     EXPECT_EQ(memory_at_peak(), at_peak);
     EXPECT_EQ(memory_timeline().size(), points);
     {
-        const MemoryAside aside;
+        const UncountedMemory aside;
         kept = floats(200, Memory::activation);
     }
     EXPECT_EQ(difference(memory_peak_by_category(), peak)[int(Memory::activation)],

@@ -17,15 +17,15 @@ using namespace attention_test;
 struct Part {
     int64_t offset, stride, length;
 };
-using Parts = std::vector<Part>;
-Parts deal(int64_t T, int64_t parts, bool striped) {
-    Parts dealt;
-    for (int64_t p = 0; p < parts; ++p) {
-        const int64_t begin = T * p / parts;
+using ModuleFactories = std::vector<Part>;
+ModuleFactories deal(int64_t T, int64_t factories, bool striped) {
+    ModuleFactories dealt;
+    for (int64_t p = 0; p < factories; ++p) {
+        const int64_t begin = T * p / factories;
         if (striped)
-            dealt.push_back({p, parts, (T - p + parts - 1) / parts});
+            dealt.push_back({p, factories, (T - p + factories - 1) / factories});
         else
-            dealt.push_back({begin, 1, T * (p + 1) / parts - begin});
+            dealt.push_back({begin, 1, T * (p + 1) / factories - begin});
     }
     return dealt;
 }
@@ -62,7 +62,8 @@ struct Whole {
 
 // o and all gradients, which are never wider than what a part gives: fp32. Nothing is initialised
 // but the log-sum-exps; the first block overwrites.
-Whole in_blocks(const Case& c, const Tensors& t, const Parts& q_parts, const Parts& k_parts) {
+Whole in_blocks(const Case& c, const Tensors& t, const ModuleFactories& q_parts,
+                const ModuleFactories& k_parts) {
     const Tensor starts = mask_of(c).document_starts;
     Whole all = {Doubles(size_t(t.q.numel())), Doubles(size_t(t.q.numel())),
                  Doubles(size_t(t.k.numel())), Doubles(size_t(t.k.numel()))};
@@ -158,11 +159,11 @@ TEST(OpsAttentionBlocks, HaveTheSameBitsInEveryRun) {
 #endif
     for (const auto& [dtype, c] : some) {
         const Tensors t(c, dtype, 23);
-        const Parts parts = deal(c.Tq, 2, true);
+        const ModuleFactories factories = deal(c.Tq, 2, true);
         omp_set_num_threads(1);
-        const Whole first = in_blocks(c, t, parts, parts);
+        const Whole first = in_blocks(c, t, factories, factories);
         omp_set_num_threads(7);
-        const Whole second = in_blocks(c, t, parts, parts);
+        const Whole second = in_blocks(c, t, factories, factories);
         omp_set_num_threads(threads);
         EXPECT_EQ(first.o, second.o);
         EXPECT_EQ(first.dq, second.dq);

@@ -14,7 +14,7 @@ struct Model {
     ParameterList list;
     explicit Model(DType dtype, DType grad_dtype = DType::fp32) {
         list.add({.name = "matrix", .shape = {5, 7}, .init_std = 1});
-        list.add({.name = "norm", .shape = {7}, .start = Start::ones, .decays = false});
+        list.add({.name = "norm", .shape = {7}, .init = Init::ones, .decays = false});
         list.allocate_values(dtype);
         list.allocate_grads(grad_dtype);
         ops::copy(list.flat_values(), random_tensor({42}, DType::fp32, 1));

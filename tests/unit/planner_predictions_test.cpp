@@ -21,8 +21,8 @@ StepShape shape_of(const std::string& model) {
 
 // The size of a group that is no axis.
 int ranks_of(const std::string& group, const Techniques& t) {
-    return group == "ulysses" ? t.context.exchanging()
-           : group == "ring"  ? t.context.in_ring()
+    return group == "ulysses" ? t.context.ulysses_degree()
+           : group == "ring"  ? t.context.ring_degree()
            : group == "kv"    ? t.axes.tp / 8  // of both models' key heads
                               : t.axes.dp * t.axes.tp * t.axes.cp * t.axes.ep * t.axes.pp;
 }
@@ -73,7 +73,7 @@ const std::vector<Case> cases = {
     {"llama-3.2-1b", {.tp = 8, .tensor = {.sequence_parallel = false}}},
     {"llama-3.2-1b", {.cp = 8}},
     {"llama-3.2-1b", {.cp = 8, .recompute = Recompute::full}},
-    {"llama-3.2-1b", {.cp = 8, .context = {.backward = RingBackward::again}}},
+    {"llama-3.2-1b", {.cp = 8, .context = {.backward = RingBackward::restarted}}},
     {"llama-3.2-1b", {.cp = 8, .context = {.backward = RingBackward::kept}}},
     {"llama-3.2-1b", {.cp = 8, .context = {.variant = Variant::all_gather}}},
     {"llama-3.2-1b",
@@ -137,7 +137,7 @@ TEST(PlannerMemory, IsAsARunPredicts) {
         for (const int place : {0, int(plan.pp) - 1}) {
             const MemoryEstimate exact =
                 predict_imagined(options, shape, plan.techniques(), place).memory;
-            const MemoryModel::Held held = cheap.of(plan, place);
+            const MemoryModel::RankMemory held = cheap.of(plan, place);
             const MemoryEstimate& got = held.memory;
             SCOPED_TRACE(fmt::format("{}, {}, place {}", model, describe(plan), place));
             const auto near = [](int64_t a, int64_t b, double bound) {

@@ -64,7 +64,7 @@ Outcome run(const PrecisionOptions& o, int steps, const ModelOptions& model) {
         training.end_step(step, one);
         outcome.loss = context.loss.to_host<double>()[0];
     }
-    for (const Storage::Held& h : training.storage.all())
+    for (const Storage::StoredParameter& h : training.storage.all())
         outcome.gradients.push_back(to_double(h.sum()));
     return outcome;
 }

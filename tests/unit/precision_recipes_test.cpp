@@ -105,7 +105,7 @@ OneMicroBatch train_one(const LlamaConfig& model, int64_t loss_chunk, bool in_su
     training.model.parameters().begin_gradients();
     training.storage.begin_step();
     if (in_sums)
-        for (Storage::Held& h : training.storage.all()) h.parameter->grad = h.sum();
+        for (Storage::StoredParameter& h : training.storage.all()) h.parameter->grad = h.sum();
     Context context{.token_weight = 1.0F / 32};
     context.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
     context.batch = to_device(loader.batch(0, 1));
@@ -114,7 +114,7 @@ OneMicroBatch train_one(const LlamaConfig& model, int64_t loss_chunk, bool in_su
     training.model.backward({}, saved, context);
     training.storage.round_gradients();
     OneMicroBatch result;
-    for (const Storage::Held& h : training.storage.all()) {
+    for (const Storage::StoredParameter& h : training.storage.all()) {
         result.gradients.push_back(to_double(h.read()));
         if (std::ranges::all_of(to_double(h.accumulated), [](double x) { return x == 0; }))
             result.not_summed.insert(h.parameter->name);
@@ -145,7 +145,7 @@ TEST(PrecisionRecipes, AnOnlyMicroBatchWritesItsGradientsRounded) {
 TEST(PrecisionRecipes, NeighboursInTheModelAreNeighboursInMemory) {
     PrecisionOptions o{.recipe = *find_recipe("deepseek")};
     MixedTraining training(config, {.dtype = DType::bf16}, o, {});
-    const std::span<Storage::Held> linears = training.storage.linears();
+    const std::span<Storage::StoredParameter> linears = training.storage.linears();
     ASSERT_EQ(linears.size(), 14u);
     EXPECT_EQ(linears[1].parameter->name, "model.layers.0.self_attn.k_proj.weight");
     for (size_t i = 0; i + 1 < linears.size(); ++i) {

@@ -17,7 +17,7 @@ namespace ultrascale {
 // The model that the config.json in `dir` describes, with the weights there.
 inline std::unique_ptr<Llama> load(const std::string& dir) {
     const LlamaConfig config = load_config(dir);
-    auto model = std::make_unique<Llama>(config, ModelOptions{}, default_parts(config, {}),
+    auto model = std::make_unique<Llama>(config, ModelOptions{}, default_factories(config, {}),
                                          Stage::whole(config));
     model->parameters().allocate_values(DType::fp32);
     load_parameters(dir, model->parameters());

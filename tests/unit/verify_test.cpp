@@ -6,7 +6,7 @@ namespace ultrascale::broken {
 namespace {
 
 TEST(Verify, AnUnchangedRunPasses) {
-    expect(train([](Parts&) {}), true, true);
+    expect(train([](ModuleFactories&) {}), true, true);
     expect(train(linear<Linear>("layers.1.self_attn.o_proj.weight")), true,
            true);  // unbroken parts made by the helpers pass
     expect(train(norm<Norm>), true, true);
@@ -68,7 +68,7 @@ TEST(Verify, SeesAnInputGradientThatIsSlightlyWrong) {
 }
 
 TEST(Verify, SeesAWrongScaleLearningRateOrData) {
-    const auto nothing = [](Parts&) {};
+    const auto nothing = [](ModuleFactories&) {};
     expect(train(nothing, 0.5), false, true);
     expect(train(nothing, 1, 1.01), false, true);
     expect(train(nothing, 1, 1, 1), false, true);
@@ -76,7 +76,7 @@ TEST(Verify, SeesAWrongScaleLearningRateOrData) {
 
 // Even if there was little to learn: no fixed bound is as wide as a quarter of the progress.
 TEST(Verify, SeesARunThatNeverUpdates) {
-    const auto nothing = [](Parts&) {};
+    const auto nothing = [](ModuleFactories&) {};
     for (const DType dtype : {DType::fp32, DType::bf16})
         for (const auto& [lr, warmup] : {std::pair{1e-3, 0}, {1e-6, 0}, {1e-7, 0}, {1e-3, 1000}}) {
             const Setting setting{.dtype = dtype, .lr = lr, .warmup = warmup};
@@ -106,7 +106,7 @@ LlamaConfig amplifying(int64_t heads, int64_t head_dim, double init_std = 0.1) {
 // appear in the costs that the run's report shows.
 TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
     const Setting sensitive{.config = amplifying(4, 128), .steps = 6};
-    const auto nothing = [](Parts&) {};
+    const auto nothing = [](ModuleFactories&) {};
     trace_clear();
     trace_record(true);
     const Checks right = train(nothing, 1, 1, 0, sensitive);
@@ -131,7 +131,7 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
 // Even larger weights: rounding alone moves the first gradient beyond its fixed bound. How large
 // they must be for that depends on the order in which a device adds.
 TEST(Verify, MeasuresTheFirstGradientsBound) {
-    const auto nothing = [](Parts&) {};
+    const auto nothing = [](ModuleFactories&) {};
     Setting sharp{.steps = 1};
     Checks right;
     bool measured = false;
@@ -148,7 +148,7 @@ TEST(Verify, MeasuresTheFirstGradientsBound) {
 TEST(Verify, SaysWhereItCannotTell) {
     const Setting chaotic{
         .config = amplifying(2, 256), .dtype = DType::bf16, .lr = 2e-2, .steps = 6};
-    const auto nothing = [](Parts&) {};
+    const auto nothing = [](ModuleFactories&) {};
     const Checks right = train(nothing, 1, 1, 0, chaotic), still = train(nothing, 1, 0, 0, chaotic);
     EXPECT_FALSE(right.verified);
     EXPECT_NE(right.printed.find("verify cannot tell"), std::string::npos) << right.printed;

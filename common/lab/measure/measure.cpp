@@ -7,7 +7,7 @@
 
 namespace ultrascale {
 
-Measured measure(const DataLoader& loader, const Share& share, int64_t sequences, int64_t steps,
+Measured measure(const DataLoader& loader, const DataSlice& slice, int64_t sequences, int64_t steps,
                  const std::function<void(Step&)>& train_step,
                  const std::function<void()>& settle) {
     const Communicator& world = Communicator::world();
@@ -25,7 +25,7 @@ Measured measure(const DataLoader& loader, const Share& share, int64_t sequences
         compute_stream().synchronize();
         world.barrier();
         const double begin = now_seconds();
-        Step step(loader, share, s + 1, 0, sequences);
+        Step step(loader, slice, s + 1, 0, sequences);
         step.first = s == 0;
         train_step(step);
         compute_stream().synchronize();

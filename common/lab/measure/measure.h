@@ -19,7 +19,7 @@ struct Measured {
 // `settle` waits for communication that a step leaves unfinished. UserError if a loss or a norm was
 // not finite on any rank. Afterwards memory_peak_by_category() and the trace's spans, if recorded,
 // cover the measured steps only.
-Measured measure(const DataLoader& loader, const Share& share, int64_t sequences, int64_t steps,
+Measured measure(const DataLoader& loader, const DataSlice& slice, int64_t sequences, int64_t steps,
                  const std::function<void(Step&)>& step, const std::function<void()>& settle = {});
 
 // The seconds of a call that all ranks make: the slowest rank's median. Calls are queued in

@@ -26,7 +26,8 @@ inline std::string chapters_with_option(std::string_view name) {
          "--same-seed "
          "--compare --demo"},
         {"04_context_parallel",
-         "--cp --variant --layout --ulysses --tails --ring-backward --merge --compare --demo"},
+         "--cp --variant --layout --ulysses --bidirectional --ring-backward --merge --compare "
+         "--demo"},
         {"05_pipeline",
          "--pp --schedule --chunks --group --in-flight --solver-seconds --split --post-validation "
          "--pretend --compare --simulate"},
@@ -39,7 +40,7 @@ inline std::string chapters_with_option(std::string_view name) {
          "--dp --tp --cp --pp --order --zero --bucket-mb --gather-overlap --prefetch "
          "--keep-gathered --gather-dtype --reduce-dtype --offload --sequence-parallel "
          "--tp-keep-gathered --tp-overlap "
-         "--tp-chunks --partition-checkpoints --variant --layout --ulysses --tails "
+         "--tp-chunks --partition-checkpoints --variant --layout --ulysses --bidirectional "
          "--ring-backward --merge --schedule --chunks --group --split --ep --experts --top-k "
          "--router --renormalise --scaling --shared --first-dense --groups --top-groups --aux-coef "
          "--aux --aux-over --z-coef --balance --gamma --force-balance --skew --capacity-factor "

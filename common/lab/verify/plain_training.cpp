@@ -74,9 +74,9 @@ PlainTraining::Result PlainTraining::train(uint64_t displacement, size_t steps) 
         .attention = displacement == 0 ? AttentionKind::naive : AttentionKind::flash,
         .dropout = options_.dropout,
         .seed = options_.seed};
-    Parts parts = default_parts(config_, plain);
-    if (change_) change_(parts);
-    Llama model(config_, plain, parts, Stage::whole(config_));
+    ModuleFactories factories = default_factories(config_, plain);
+    if (change_) change_(factories);
+    Llama model(config_, plain, factories, Stage::whole(config_));
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options_.dtype);
     parameters.allocate_grads(options_.grad_dtype());

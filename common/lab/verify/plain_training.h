@@ -47,7 +47,7 @@ public:
 // counted.
 struct Aside {
     AllCores cores;
-    MemoryAside memory;
+    UncountedMemory memory;
     Untraced untraced;
 };
 
@@ -61,8 +61,9 @@ public:
     // adds to the model's parts what else the run computes (experts). `rounding`: weights are
     // displaced by a unit of this dtype; by default, of their own. Keeps a reference to the loader.
     PlainTraining(const Options& options, const LlamaConfig& config, const DataLoader& loader,
-                  std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change,
-                  int64_t micro_batch = 0, std::optional<DType> rounding = {})
+                  std::vector<int64_t> batch_sizes,
+                  const std::function<void(ModuleFactories&)>& change, int64_t micro_batch = 0,
+                  std::optional<DType> rounding = {})
         : options_(options),
           config_(config),
           loader_(loader),
@@ -82,7 +83,7 @@ private:
     LlamaConfig config_;
     const DataLoader& loader_;
     std::vector<int64_t> batch_sizes_;
-    std::function<void(Parts&)> change_;
+    std::function<void(ModuleFactories&)> change_;
     int64_t micro_batch_;
     DType rounding_;
     // The start of the first training: the weights, and for a resumed run the optimizer's states.

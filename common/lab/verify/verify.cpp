@@ -31,8 +31,9 @@ bool within(double error, double bound) { return error >= 0 && error <= bound; }
 }  // namespace
 
 Verifier::Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
-                   std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change,
-                   int64_t micro_batch, Choices* choices, const std::optional<VerifyBounds>& bounds)
+                   std::vector<int64_t> batch_sizes,
+                   const std::function<void(ModuleFactories&)>& change, int64_t micro_batch,
+                   Choices* choices, const std::optional<VerifyBounds>& bounds)
     : bounds_(bounds.value_or(verify_bounds(options.dtype))),
       steps_(std::min<size_t>(batch_sizes.size(), verified_steps)),
       choices_(choices) {

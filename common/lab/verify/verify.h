@@ -37,9 +37,9 @@
 #include <string>
 #include <vector>
 
+#include "gradient_groups.h"
 #include "lab/report/report.h"
 #include "plain_training.h"
-#include "gradient_groups.h"
 
 namespace ultrascale {
 
@@ -88,9 +88,9 @@ public:
     // (experts), and `choices` is what that chooses. `bounds`: by default those of options.dtype.
     // Keeps references to the loader and `choices`.
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
-             std::vector<int64_t> batch_sizes, const std::function<void(Parts&)>& change = {},
-             int64_t micro_batch = 0, Choices* choices = nullptr,
-             const std::optional<VerifyBounds>& bounds = {});
+             std::vector<int64_t> batch_sizes,
+             const std::function<void(ModuleFactories&)>& change = {}, int64_t micro_batch = 0,
+             Choices* choices = nullptr, const std::optional<VerifyBounds>& bounds = {});
     // The same with a reference of the chapter's own, which `make` creates on rank 0.
     using MakeReference = std::function<std::unique_ptr<Reference>()>;
     Verifier(const MakeReference& make, int64_t steps, const VerifyBounds& bounds);

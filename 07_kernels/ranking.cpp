@@ -11,7 +11,7 @@ namespace {
 constexpr double rounding = 1.005;  // smaller differences do not show in print
 
 // Why `mine` takes longer than `best`, as far as the estimate of cost.h tells.
-std::string loses_by(const Rung& mine, const Rung& best) {
+std::string loses_by(const KernelResult& mine, const KernelResult& best) {
     const Cost& cost = mine.cost;
     std::string also;  // what costs more than the bytes that it moves
     if (cost.total > rounding * mine.traffic) {
@@ -31,21 +31,21 @@ std::string loses_by(const Rung& mine, const Rung& best) {
 
 }  // namespace
 
-std::string standing(const Rung& mine, const std::vector<Rung>& rungs) {
+std::string ranking(const KernelResult& mine, const std::vector<KernelResult>& results) {
     if (!mine.wrong.empty() || mine.rank() == 0) return "";
     const bool by_time = mine.seconds > 0;
     const double tie = by_time ? 1 : rounding;
     int of = 0, better = 0;
-    const Rung *best = nullptr, *level = nullptr;
-    for (const Rung& rung : rungs) {
-        if (rung.size != mine.size || !rung.wrong.empty()) continue;
+    const KernelResult *best = nullptr, *level = nullptr;
+    for (const KernelResult& result : results) {
+        if (result.size != mine.size || !result.wrong.empty()) continue;
         ++of;
-        if (rung.kernel == mine.kernel) continue;
-        if (rung.rank() * tie < mine.rank()) {
+        if (result.kernel == mine.kernel) continue;
+        if (result.rank() * tie < mine.rank()) {
             ++better;
-            if (!best || rung.rank() < best->rank()) best = &rung;
-        } else if (!level && rung.rank() <= tie * mine.rank()) {
-            level = &rung;
+            if (!best || result.rank() < best->rank()) best = &result;
+        } else if (!level && result.rank() <= tie * mine.rank()) {
+            level = &result;
         }
     }
     std::string text = fmt::format("  {}: number {} of {} by {}", mine.kernel->name, better + 1, of,

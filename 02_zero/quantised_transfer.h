@@ -29,11 +29,12 @@
 namespace ultrascale {
 
 // n parts of a flat tensor, one after the other, in fewer bits.
-class Narrow {
+class QuantisedTransfer {
 public:
-    Narrow() = default;
+    QuantisedTransfer() = default;
     // For `elements` in n parts. sent: fp8 or bf16.
-    Narrow(Sent sent, int64_t elements, int n, const std::shared_ptr<Allocator>& memory = {})
+    QuantisedTransfer(Sent sent, int64_t elements, int n,
+                      const std::shared_ptr<Allocator>& memory = {})
         : n_(n),
           values_(Tensor::empty({elements}, sent == Sent::fp8 ? DType::e4m3 : DType::bf16,
                                 Memory::communication, memory)) {
@@ -64,7 +65,7 @@ public:
             scales_arrive_ = ranks.all_gather(scales_, part(scales_, ranks.rank()), stream);
     }
     // The part that each rank has for this one.
-    void exchange(const Narrow& sent, const Communicator& ranks, Stream& stream) {
+    void exchange(const QuantisedTransfer& sent, const Communicator& ranks, Stream& stream) {
         values_arrive_ = ranks.all_to_all(values_, sent.values_, stream);
         if (scales_) scales_arrive_ = ranks.all_to_all(scales_, sent.scales_, stream);
     }
@@ -102,9 +103,9 @@ inline void start_reduction(GradientBuffers::Reduction& r, const Communicator& r
     const auto slice = [size, whole = r.whole](int p) {
         return whole.slice(p * size, (p + 1) * size);
     };
-    const Narrow mine(sent, r.whole.numel(), n);
+    const QuantisedTransfer mine(sent, r.whole.numel(), n);
     for (int p = 0; p < n; ++p) mine.put(p, slice(p));
-    const auto came = std::make_shared<Narrow>(sent, r.whole.numel(), n);
+    const auto came = std::make_shared<QuantisedTransfer>(sent, r.whole.numel(), n);
     came->exchange(mine, ranks, communication_stream());
     r.arrived = [came, slice, sum = r.sum] {
         came->wait();

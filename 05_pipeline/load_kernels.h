@@ -5,10 +5,10 @@
 // one of this rank's next messages, which this rank would launch after the loading: nobody could
 // ever go on. (CUDA's programming guide, "Lazy loading", describes it for kernels that wait for
 // each other.) The host waits for the device, too, when it times cuBLAS's kernels for a product
-// that it meets for the first time. After the rehearsal everything is loaded and chosen.
+// that it meets for the first time. After it everything is loaded and chosen.
 //
 // A micro-batch's gradients of weights are stored, the next one's are added to them: these are
-// other products, so each chunk rehearses two micro-batches.
+// other products, so each chunk runs two micro-batches.
 #pragma once
 
 #include "comm/comm.h"
@@ -21,18 +21,18 @@
 namespace ultrascale {
 
 // Storage for parameters that have none yet (those that 02_zero gathers and reduces around their
-// use), and their state before the rehearsal, which is put back at its end.
-class LentStorage {
+// use), and their state before, which is put back at its end.
+class ScratchStorage {
 public:
-    LentStorage(ParameterList& parameters, DType values, DType grads) : parameters_(parameters) {
+    ScratchStorage(ParameterList& parameters, DType values, DType grads) : parameters_(parameters) {
         for (const auto& p : parameters) before_.push_back(*p);
         lend(&Parameter::value, values);
         lend(&Parameter::grad, grads);
     }
-    ~LentStorage() {
+    ~ScratchStorage() {
         for (size_t i = 0; i < before_.size(); ++i) **(parameters_.begin() + long(i)) = before_[i];
     }
-    LentStorage(const LentStorage&) = delete;
+    ScratchStorage(const ScratchStorage&) = delete;
 
 private:
     // One after the other, as some must be neighbours (q, k, v).
@@ -49,8 +49,8 @@ private:
 
 // `shape`, `dtype`: of a message, (B, T, h). Afterwards all is as before: nothing was counted, no
 // gradient has begun.
-inline void rehearse(RankStages& stages, const Schedule& schedule, Step& step, const Shape& shape,
-                     DType dtype) {
+inline void load_kernels(RankStages& stages, const Schedule& schedule, Step& step,
+                         const Shape& shape, DType dtype) {
     const Untraced untraced;
     const CommunicationCounts counts = communication_counts();
     const auto uses = [&](ActionKind kind) {
@@ -60,7 +60,7 @@ inline void rehearse(RankStages& stages, const Schedule& schedule, Step& step, c
     };
     const auto message = [&] { return Tensor::zeros(shape, dtype, Memory::activation); };
     {
-        const LentStorage lent(stages.parameters(), dtype, stages.grad_dtype());
+        const ScratchStorage lent(stages.parameters(), dtype, stages.grad_dtype());
         for (int c = 0; c < stages.chunks(); ++c)
             for (const bool split : {false, true}) {
                 if (!uses(split ? ActionKind::backward_weight : ActionKind::backward)) continue;
