@@ -22,7 +22,7 @@
 
 #include "ramp.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 // "8:100,16:200,32": 8 sequences a step for 100 steps, then 16 for 200 steps, then 32. Or in
 // tokens, "16M:69B,32M:721B,64M": about 16 million tokens a step for 69 billion tokens, and so on,
@@ -121,4 +121,4 @@ private:
     int64_t count_ = 0;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

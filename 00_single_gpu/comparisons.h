@@ -9,7 +9,7 @@
 #include "lab/measure/measure.h"
 #include "lab/predict/estimate.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 // Attention alone, forward and backward on one sequence: with the T x T matrix (naive) and in tiles
 // (flash). Memory is everything that a call holds (activations and workspace) besides q, k, v and
@@ -151,4 +151,4 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
     return equal;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

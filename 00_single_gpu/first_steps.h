@@ -7,7 +7,7 @@
 
 #include "memory_anatomy.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 // Prints the highest moment of each of the first steps, and what follows for a smaller device.
 inline void print_first_steps(Report& report, const StepTimeline& timeline) {
@@ -54,4 +54,4 @@ inline bool print_fresh_gradients(Report& report, const StepShape& shape, int64_
     return same;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

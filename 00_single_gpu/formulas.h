@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 // A GPT: attention of `heads` heads with biases, a feed-forward of 4 h with GELU, layer norms with
 // biases, dropout, a head tied to the embedding. (Brown et al. 2020, table 2.1, for GPT-3's.)
@@ -146,4 +146,4 @@ inline int64_t kept_plain(const LatentAttention& a, int64_t kv_heads) {
     return 2 * a.heads * a.value + 2 * kv_heads * a.value;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

@@ -7,7 +7,7 @@
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 inline std::string billions(double n) { return fmt::format("{:.3f} B", n / 1e9); }
 
@@ -142,4 +142,4 @@ inline void demo_latent() {
                     100 * again / (6 * 37e9 / layers)));
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

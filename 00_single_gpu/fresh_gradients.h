@@ -16,7 +16,7 @@
 #include "lab/predict/estimate.h"
 #include "model/llama.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 class FreshGradients : public Hooks {
 public:
@@ -83,4 +83,4 @@ inline int64_t predicted_activations_and_gradients(const StepShape& shape, int64
     return int64_t(std::min(most, 9e18));
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

@@ -18,11 +18,11 @@
 
 #include "core/device.h"
 #include "core/ops.h"
-#include "lab/report/median_seconds.h"
 #include "lab/options/cli.h"
+#include "lab/report/median_seconds.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 struct LaunchTimes {
     double launched, events, waiting;  // seconds a call
@@ -82,4 +82,4 @@ inline void demo_launches(const Options& options) {
             smallest_events * 1e6));
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

@@ -23,7 +23,7 @@
 #include "lab/report/report.h"
 #include "model/parts.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 // Bytes that a forward kept, by the tensor's name within a unit, summed over layers. A tensor that
 // two parts share is counted once, under the first name (attention's o is also the x of o_proj).
@@ -224,4 +224,4 @@ inline void print_estimate(const Options& options, const StepShape& shape,
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

@@ -9,7 +9,7 @@
 #include "lab/pictures/charts.h"
 #include "memory_anatomy.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 inline void draw_memory(const std::string& directory, const StepTimeline& timeline) {
     std::vector<double> ends = timeline.ends();
@@ -72,4 +72,4 @@ inline void draw_memory(const std::string& directory, const StepTimeline& timeli
     write_picture(directory, "memory.svg", svg);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

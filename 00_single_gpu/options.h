@@ -8,7 +8,7 @@
 #include "seq_ramp.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 struct Chapter {
     std::string batch_ramp, seq_ramp, compare, demo;
@@ -104,4 +104,4 @@ struct Chapter {
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 struct RampStage {
     std::string size, span;  // no span: to the end
@@ -63,4 +63,4 @@ inline double tokens_in(const std::string& text) {
     return number < 0 ? -1 : number * std::pow(1000, double(suffix + 1));
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

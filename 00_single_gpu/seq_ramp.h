@@ -19,7 +19,7 @@
 #include "ramp.h"
 #include "train/data.h"
 
-namespace ultrascale {
+namespace ultrascale::single_gpu {
 
 class SeqRamp {
 public:
@@ -93,4 +93,4 @@ private:
     std::vector<Stage> stages_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::single_gpu

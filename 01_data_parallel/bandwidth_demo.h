@@ -31,7 +31,7 @@
 #include "ring_all_reduce.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 // The tensors of one message size. All have n equal slices; rank r's input is (r+1) * pattern.
 struct BandwidthBuffers {
@@ -223,4 +223,4 @@ inline bool demo_bandwidth(const Options& options, const Communicator& world,
     return all_right;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

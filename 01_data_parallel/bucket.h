@@ -19,7 +19,7 @@
 
 #include "gradient_sync.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 class BucketSync : public GradientSync {
 public:
@@ -94,4 +94,4 @@ protected:
     std::map<const Parameter*, size_t> bucket_of_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

@@ -11,7 +11,7 @@
 #include "comm/comm.h"
 #include "lab/report/median_seconds.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 // The value below which a share p, 0 to 1, of the values lies; between two values it is
 // interpolated linearly. `sorted`: ascending, not empty.
@@ -43,4 +43,4 @@ inline CallTimes call_times(const Communicator& ranks, const std::function<void(
     return {percentile(seconds, 0.05), percentile(seconds, 0.5), percentile(seconds, 0.95)};
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

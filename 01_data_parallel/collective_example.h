@@ -10,7 +10,7 @@
 #include "comm/comm.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 // A table with a line per rank, from each rank's own cells. All ranks call it; rank 0 prints.
 inline void print_by_rank(const Communicator& world, const std::vector<std::string>& heads,
@@ -73,4 +73,4 @@ private:
     std::string before_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

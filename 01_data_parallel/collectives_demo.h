@@ -29,7 +29,7 @@
 #include "ring_all_reduce.h"
 #include "ring_reduce.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 // Broadcast to all-to-all. fp64, so that any number of ranks adds up exactly.
 inline bool demo_each_collective(const Communicator& world) {
@@ -260,4 +260,4 @@ inline bool demo_collectives(const Communicator& world, RingHistory& ring_histor
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

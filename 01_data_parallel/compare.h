@@ -21,7 +21,7 @@
 #include "pictures.h"
 #include "syncs.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 // What a step costs with one technique: medians over the steps, times of the slowest rank.
 struct SyncCost {
@@ -157,4 +157,4 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     return true;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

@@ -36,7 +36,7 @@
 #include "train/gradients.h"
 #include "train/step.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 struct DiLoCoOptions {
     int64_t inner_steps = 10;
@@ -155,4 +155,4 @@ inline void diloco_step(Step& step, Llama& model, AdamW& optimizer, DiLoCo& dilo
     step.finish(means[0], means[1]);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

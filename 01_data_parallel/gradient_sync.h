@@ -19,7 +19,7 @@
 #include "model/llama.h"
 #include "train/gradients.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 class GradientSync : public Hooks {
 public:
@@ -55,4 +55,4 @@ public:
     void add_to(Prediction&, DType) const override {}
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

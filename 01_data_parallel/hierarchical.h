@@ -29,7 +29,7 @@
 #include "bucket.h"
 #include "comm/nodes.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 class HierarchicalSync : public BucketSync {
 public:
@@ -83,4 +83,4 @@ private:
     Communicator inside_, across_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

@@ -8,7 +8,7 @@
 
 #include "gradient_sync.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 class NaiveSync : public GradientSync {
 public:
@@ -27,4 +27,4 @@ public:
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

@@ -5,7 +5,7 @@
 #include "lab/options/cli.h"
 #include "syncs.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 struct Chapter {
     SyncOptions sync;
@@ -146,4 +146,4 @@ struct Chapter {
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

@@ -13,7 +13,7 @@
 
 #include "gradient_sync.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 class OverlapSync : public GradientSync {
 public:
@@ -38,4 +38,4 @@ private:
     std::vector<Work> under_way_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

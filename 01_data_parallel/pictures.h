@@ -15,7 +15,7 @@
 #include "lab/pictures/charts.h"
 #include "syncs.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 // A step of each technique as rank 0's trace recorded it: what was computed, and under it what was
 // communicated meanwhile.
@@ -201,4 +201,4 @@ inline void draw_ring(const std::string& directory, const RingHistory& history) 
     write_picture(directory, "ring.svg", svg);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

@@ -28,7 +28,7 @@
 #include "core/error.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 struct Planet {
     double params = 72e12, bytes = 2, sites = 23, km = 4800;
@@ -128,4 +128,4 @@ inline void demo_planet(const Options& options, const Planet& p) {
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

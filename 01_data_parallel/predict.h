@@ -5,7 +5,7 @@
 #include "options.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 // A run of a model with so many parameters, without what it takes to sum the gradients.
 inline Prediction predict_run(const Options& options, const Chapter& chapter,
@@ -73,4 +73,4 @@ inline void print_estimate(Options options, const Chapter& chapter, const StepSh
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

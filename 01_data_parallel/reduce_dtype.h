@@ -19,7 +19,7 @@
 #include "bucket.h"
 #include "lab/verify/verify.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 class ReduceDtypeSync : public BucketSync {
 public:
@@ -67,4 +67,4 @@ inline VerifyBounds bounds_of_bf16_on_the_wire() {
     return bounds;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

@@ -37,7 +37,7 @@
 #include "core/ops.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 enum class RingDirections { one, both };
 
@@ -168,4 +168,4 @@ inline PredictedCommunication::Kind predict_ring_all_reduce(int64_t count, DType
     return {.calls = 2 * (n - 1), .bytes = bytes, .sent = double(bytes)};
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

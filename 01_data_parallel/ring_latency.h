@@ -20,7 +20,7 @@
 #include "lab/measure/measure.h"
 #include "ring_all_reduce.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 // One hop: bytes/s, and the seconds that it takes besides.
 struct Link {
@@ -159,4 +159,4 @@ inline void demo_ring_latency(const Options& options, const Communicator& world,
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

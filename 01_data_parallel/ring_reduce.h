@@ -14,7 +14,7 @@
 #include "comm/comm.h"
 #include "core/ops.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 // On rank 0 of `group`, x (fp32 or bf16) becomes the sum over all ranks; on the others the sum of
 // the ranks up to this one. All ranks call it, with equal sizes. It holds one tensor besides x.
@@ -41,4 +41,4 @@ inline double ring_reduce_seconds(double n, double bytes, double bandwidth, doub
     return n > 1 ? n * (bytes / bandwidth + latency) : 0;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

@@ -8,7 +8,7 @@
 #include "gradient_sync.h"
 #include "ring_all_reduce.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 class RingSync : public GradientSync {
 public:
@@ -40,4 +40,4 @@ private:
     RingDirections directions_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

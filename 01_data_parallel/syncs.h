@@ -10,7 +10,7 @@
 #include "reduce_dtype.h"
 #include "ring_sync.h"
 
-namespace ultrascale {
+namespace ultrascale::data_parallel {
 
 enum class ReduceDtype { as_gradients, fp32, bf16 };
 enum class SyncKind { naive, overlap, bucket, ring, hierarchical, diloco };
@@ -71,4 +71,4 @@ inline std::string describe(const SyncOptions& options, bool every_micro_batch) 
     return what[int(options.kind)] + (every_micro_batch ? "; after every micro-batch" : "");
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::data_parallel

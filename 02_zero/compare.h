@@ -10,7 +10,7 @@
 #include "predict.h"
 #include "stages.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 // A row of the table.
 struct Variant {
@@ -135,4 +135,4 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

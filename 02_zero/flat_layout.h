@@ -25,7 +25,7 @@
 #include "model/optimizer.h"
 #include "train/replica_groups.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 enum class Cut { unit, model };
 
@@ -162,4 +162,4 @@ private:
     std::map<const Parameter*, size_t> flat_of_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

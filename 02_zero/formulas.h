@@ -7,7 +7,7 @@
 
 #include "lab/predict/estimate.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 // ---- memory -------------------------------------------------------------------------------------
 
@@ -67,4 +67,4 @@ inline double overlap_of_tensor_parallelism(const LlamaConfig& c, double flops, 
     return 4 * double(c.hidden) * double(tp - 1) * flops / (layer * link);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

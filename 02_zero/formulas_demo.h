@@ -6,7 +6,7 @@
 #include "lab/report/report.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 inline void demo_memory(const LlamaConfig& c, const std::string& model) {
     print(fmt::format("{}, {:.3f} B parameters in bf16: GB (10^9) of a rank", model,
@@ -68,4 +68,4 @@ inline void demo_overlap(const Options& options, const LlamaConfig& c) {
     print("  tp 8: a layer of tensor parallelism over such links. More tokens do not help there.");
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

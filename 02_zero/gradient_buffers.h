@@ -15,7 +15,7 @@
 #include "core/trace.h"
 #include "flat_layout.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 class GradientBuffers {
 public:
@@ -125,4 +125,4 @@ private:
     std::vector<bool> reduced_;     // of each unit: whether a sum of this step is in its shard
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

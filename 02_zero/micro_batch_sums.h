@@ -13,7 +13,7 @@
 #include "core/trace.h"
 #include "model/parameter.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 class MicroBatchSums {
 public:
@@ -59,4 +59,4 @@ private:
     std::vector<Sum> sums_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

@@ -25,7 +25,7 @@
 #include "model/optimizer.h"
 #include "train/step.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 class OffloadedUpdate {
 public:
@@ -133,4 +133,4 @@ private:
     int64_t steps_ = 0;   // since the start
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

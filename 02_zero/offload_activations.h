@@ -22,7 +22,7 @@
 #include "core/trace.h"
 #include "model/llama.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 // The kept inputs of all layers, for one micro-batch at a time.
 class ActivationsOnHost {
@@ -108,4 +108,4 @@ private:
     Stream to_host_{"inputs to host"}, to_device_{"inputs to device"};
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

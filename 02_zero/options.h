@@ -4,7 +4,7 @@
 #include "lab/options/cli.h"
 #include "zero.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 struct Chapter {
     ZeroOptions zero;
@@ -20,7 +20,7 @@ struct Chapter {
             .between(0, 3)
             .only_if([this] { return !compare; }, "--compare takes each stage in turn")
             .show_default();
-        ultrascale::add_options(options, zero, compare);
+        ultrascale::zero::add_options(options, zero, compare);
         options
             .choice("--cut", zero.cut, {{"unit", Cut::unit}, {"model", Cut::model}},
                     "With stage 3: what is gathered and reduced at a time, a unit or all")
@@ -79,4 +79,4 @@ struct Chapter {
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

@@ -10,7 +10,7 @@
 #include "lab/pictures/charts.h"
 #include "lab/predict/prediction.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 class StagesPicture {
 public:
@@ -101,4 +101,4 @@ private:
     std::vector<Bar> bars_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

@@ -11,7 +11,7 @@
 #include "train/run.h"
 #include "walk.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 // Elements of the whole model, without padding.
 inline int64_t parameters_of(const FlatLayout& layout) {
@@ -177,4 +177,4 @@ inline void print_estimate(const Options& options, const ZeroOptions& zero_optio
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

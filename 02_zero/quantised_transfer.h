@@ -26,7 +26,7 @@
 #include "gradient_buffers.h"
 #include "zero_options.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 // n parts of a flat tensor, one after the other, in fewer bits.
 class QuantisedTransfer {
@@ -118,4 +118,4 @@ inline void start_reduction(GradientBuffers::Reduction& r, const Communicator& r
     };
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

@@ -8,7 +8,7 @@
 #include "offload_activations.h"
 #include "zero.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 // Prints the playbook's formula for Psi parameters on n ranks, in bf16 or in fp32 (k = 8: no master
 // weights), below what was measured.
@@ -94,4 +94,4 @@ inline bool print_activations_on_host(Report& report, const ActivationsOnHost& i
     return as_predicted_everywhere(same);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

@@ -6,7 +6,7 @@
 #include "zero2.h"
 #include "zero3.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 // `units`: of one model or of several, as for Zero.
 inline std::unique_ptr<Zero> make_zero(ParameterList& parameters, std::vector<const Unit*> units,
@@ -26,4 +26,4 @@ inline std::unique_ptr<Zero> make_zero(Llama& model, const Mesh& mesh, const Opt
     return make_zero(model.parameters(), std::move(units), mesh, options, zero);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

@@ -14,7 +14,7 @@
 
 #include "zero3.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 class ZeroWalk {
 public:
@@ -155,4 +155,4 @@ private:
     std::map<const Parameter*, size_t> users_, contributions_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

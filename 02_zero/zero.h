@@ -62,7 +62,7 @@
 #include "train/setup.h"
 #include "zero_options.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 class Zero : public Hooks {
 public:
@@ -227,4 +227,4 @@ private:
     std::vector<size_t> complete_;  // of each unit
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

@@ -8,7 +8,7 @@
 #include "micro_batch_sums.h"
 #include "zero.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 class Zero0 : public Zero {
 public:
@@ -62,4 +62,4 @@ private:
     MicroBatchSums sums_{parameters_, zero_.every_micro_batch};
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

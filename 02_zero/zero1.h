@@ -17,7 +17,7 @@
 #include "micro_batch_sums.h"
 #include "zero.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 class Zero1 : public Zero {
 public:
@@ -69,4 +69,4 @@ private:
     MicroBatchSums sums_{parameters_, zero_.every_micro_batch};
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

@@ -11,7 +11,7 @@
 #include "quantised_transfer.h"
 #include "zero.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 class Zero2 : public Zero {
 public:
@@ -64,4 +64,4 @@ private:
     GradientBuffers buffers_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

@@ -31,7 +31,7 @@
 #include "quantised_transfer.h"
 #include "zero.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 // The flat tensors (places in `layout`) that hold what pass `at` of a micro-batch reads. Passes are
 // numbered 0 .. 2 U - 1: the forwards of units 0 .. U-1, then the backwards of units U-1 .. 0.
@@ -184,4 +184,4 @@ private:
     GradientBuffers buffers_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

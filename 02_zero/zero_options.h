@@ -5,7 +5,7 @@
 #include "flat_layout.h"
 #include "lab/options/option_list.h"
 
-namespace ultrascale {
+namespace ultrascale::zero {
 
 enum class GatherOverlap { optimizer, forward };
 
@@ -67,4 +67,4 @@ inline std::string why_not_equal(const ZeroOptions& zero) {
     return "numbers that travel are rounded to fewer bits";
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::zero

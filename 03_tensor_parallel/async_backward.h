@@ -18,7 +18,7 @@
 #include "sequence_parallel.h"
 #include "vocabulary_head.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 class AsyncColumnLinear : public RegatheringColumnLinear {
 public:
@@ -53,4 +53,4 @@ public:
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

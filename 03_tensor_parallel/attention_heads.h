@@ -18,7 +18,7 @@
 #include "model/config.h"
 #include "model/parameter.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // Which heads rank `rank` of `tp` holds.
 struct HeadSplit {
@@ -57,4 +57,4 @@ inline bool is_key_or_value(const std::string& name) {
     return name.ends_with("k_proj.weight") || name.ends_with("v_proj.weight");
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

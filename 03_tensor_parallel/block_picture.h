@@ -12,7 +12,7 @@
 #include "shapes.h"
 #include "tensor_options.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 class BlockPicture {
 public:
@@ -152,4 +152,4 @@ private:
     int64_t tokens_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -17,7 +17,7 @@
 #include "async_backward.h"
 #include "row_linear.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 class ChunkedColumnLinear : public AsyncColumnLinear {
 public:
@@ -81,4 +81,4 @@ public:
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -15,7 +15,7 @@
 #include "core/trace.h"
 #include "parallel_region.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 class ColumnLinear : public Linear {
 public:
@@ -66,4 +66,4 @@ protected:
     const ParallelRegion& region_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

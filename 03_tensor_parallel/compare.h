@@ -8,7 +8,7 @@
 #include "predict.h"
 #include "tensor_parallel.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // All ranks call it; rank 0 prints. Returns false if, on any rank, a variant's memory or
 // communication differs from its prediction.
@@ -106,4 +106,4 @@ inline bool compare_sequence_parallel(
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -9,7 +9,7 @@
 #include "core/ops.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 namespace linear_demo {
 
@@ -143,4 +143,4 @@ inline bool demo_linear(const Communicator& ranks) {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -19,7 +19,7 @@
 
 #include "linear_demo.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // Elements that a rank sends for one row in one pass, by the formulas of comm.h.
 inline double sent_by_column_then_row(double n, double K) { return 2 * (n - 1) / n * K; }
@@ -133,4 +133,4 @@ inline bool demo_linear_order(const Communicator& ranks) {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -5,7 +5,7 @@
 #include "lab/options/cli.h"
 #include "tensor_parallel.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 struct Chapter {
     TensorOptions tensor;
@@ -17,7 +17,7 @@ struct Chapter {
             .add("--tp", tensor.tp,
                  "Ranks that share each layer; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
-        ultrascale::add_options(options, tensor);
+        ultrascale::tensor_parallel::add_options(options, tensor);
         options
             .choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
                     "With --dropout: an element's mask does not depend on the rank (on), or each "
@@ -60,4 +60,4 @@ struct Chapter {
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

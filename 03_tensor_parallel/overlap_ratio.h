@@ -16,7 +16,7 @@
 #include "lab/measure/measure.h"
 #include "model/llama.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // All ranks of the group call it. It times an all-gather of (tokens, h) and the GEMM (tokens, h) x
 // (h, h/tp), one after the other; and it evaluates the formula with the machine's rates, measured
@@ -57,4 +57,4 @@ inline void print_overlap_ratio(Report& report, const Communicator& group, int64
     report.value("overlap_ratio", "measured", gather / gemm);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

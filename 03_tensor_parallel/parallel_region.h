@@ -31,7 +31,7 @@
 #include "model/parts.h"
 #include "tensor_options.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // The result of a communication, in one piece or in chunks, that may not have finished yet. wait()
 // waits for all of it and returns the result; wait(c) waits for chunk c only.
@@ -105,4 +105,4 @@ protected:
     TensorOptions options_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

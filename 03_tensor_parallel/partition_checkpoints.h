@@ -9,7 +9,7 @@
 #include "core/ops.h"
 #include "model/parts.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 class PartitionedCheckpoint : public Checkpoint {
 public:
@@ -35,4 +35,4 @@ private:
     const Communicator& group_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

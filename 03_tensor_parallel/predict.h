@@ -10,7 +10,7 @@
 #include "tensor_options.h"
 #include "vocabulary_embedding.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // The sizes that rank `rank` of tp computes with. In the playbook's terms, a layer keeps s b h / tp
 // of each tensor inside the region of the linears; of each one outside it (norms, residuals) it
@@ -172,4 +172,4 @@ inline void check_fits(const StepShape& shape, const TensorOptions& options,
                           what_needs_less(shape, options, parameters, rank, limit));
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

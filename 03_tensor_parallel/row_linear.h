@@ -19,7 +19,7 @@
 #include "core/trace.h"
 #include "parallel_region.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 class RowLinear : public Linear {
 public:
@@ -65,4 +65,4 @@ protected:
     const ParallelRegion& region_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -5,7 +5,7 @@
 #include "train/sampling.h"
 #include "vocabulary_embedding.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // All ranks of the group call it; each gets the logits (V) of the token that follows `text`.
 // `multiple`: the number of tokens must be a multiple of this, so that the ranks can share them.
@@ -34,4 +34,4 @@ inline std::vector<float> logits_of_next(Llama& model, HostBatch text, int64_t v
     return all;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -23,7 +23,7 @@
 
 #include "predict.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 struct PublishedRate {
     int tp;
@@ -177,4 +177,4 @@ inline void demo_scaling(const Options& options, const StepShape& shape) {
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -8,7 +8,7 @@
 #include "tensor_parallel.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // How much the ranks' copies of the norms' weights differ: the largest difference from rank 0's.
 inline double largest_difference_of_copies(const ParameterList& parameters) {
@@ -64,4 +64,4 @@ inline void print_estimate(const Options& options, const TensorOptions& tensor,
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

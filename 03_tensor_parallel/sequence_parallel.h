@@ -27,7 +27,7 @@
 
 #include "column_linear.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 class SequenceParallelRegion : public ParallelRegion {
 public:
@@ -109,4 +109,4 @@ protected:
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -14,7 +14,7 @@
 #include "model/llama.h"
 #include "parallel_region.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 class ShapeTable {
 public:
@@ -201,4 +201,4 @@ inline void record_shapes(ModuleFactories& factories, int64_t vocabulary, ShapeT
     };
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

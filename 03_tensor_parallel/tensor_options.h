@@ -11,7 +11,7 @@
 #include "lab/options/option_list.h"
 #include "model/llama.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // How communication is hidden: not at all; by async_backward.h; by that and chunked_linear.h.
 enum class Overlap { none, async, chunk };
@@ -96,4 +96,4 @@ inline std::string describe(const TensorOptions& o, int64_t replicas, int64_t ro
     return text;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

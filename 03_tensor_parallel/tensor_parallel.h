@@ -23,7 +23,7 @@
 #include "vocabulary_embedding.h"
 #include "vocabulary_head.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 // Why the model cannot be split over tp ranks; empty: it can.
 inline std::string why_no_split(const LlamaConfig& config, int64_t tp) {
@@ -203,4 +203,4 @@ private:
     std::unique_ptr<ParallelRegion> region_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

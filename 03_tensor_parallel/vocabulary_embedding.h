@@ -13,7 +13,7 @@
 #include "core/ops.h"
 #include "parallel_region.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 inline Range vocabulary_shard(int64_t vocab, int64_t tp, int64_t rank) {
     return {vocab * rank / tp, vocab * (rank + 1) / tp};
@@ -44,4 +44,4 @@ private:
     const ParallelRegion& region_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

@@ -16,7 +16,7 @@
 #include "kernels/ops_cross_entropy_split.h"
 #include "parallel_region.h"
 
-namespace ultrascale {
+namespace ultrascale::tensor_parallel {
 
 class VocabularyHead : public Head {
 public:
@@ -69,4 +69,4 @@ protected:
     const ParallelRegion& region_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::tensor_parallel

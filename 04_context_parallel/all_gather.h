@@ -16,7 +16,7 @@
 #include "row_order.h"
 #include "zigzag.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 class AllGatherAttention : public AttentionCore {
 public:
@@ -121,4 +121,4 @@ private:
     RowOrders orders_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -8,7 +8,7 @@
 #include "lab/report/report.h"
 #include "ring_work.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 namespace balance_demo {
 
@@ -169,4 +169,4 @@ inline bool demo_balance(const Options& options) {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

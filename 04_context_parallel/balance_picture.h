@@ -8,7 +8,7 @@
 #include "documents.h"
 #include "lab/pictures/svg.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 namespace balance_demo {
 
@@ -78,4 +78,4 @@ inline void draw(const std::string& directory) {
 
 }  // namespace balance_demo
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

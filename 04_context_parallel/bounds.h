@@ -4,7 +4,7 @@
 #include "context_options.h"
 #include "lab/verify/verify.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // With --merge bf16, attention's outputs are rounded to bf16, each time with a relative error of
 // about 2^-9 / sqrt(3) = 0.0011. So correct runs may drift apart as far as in bf16. But everything
@@ -19,4 +19,4 @@ inline VerifyBounds bounds_of(const ContextOptions& o, DType dtype) {
     return bounds;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

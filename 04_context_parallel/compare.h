@@ -8,7 +8,7 @@
 #include "longest.h"
 #include "sections.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // The variants that `cp` ranks can run, with their names in the table. With documents a ring's
 // backward can only be restarted.
@@ -147,4 +147,4 @@ inline bool compare_variants(
     return ok && equal;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -10,7 +10,7 @@
 #include "core/tensor.h"
 #include "lab/options/option_list.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 enum class Variant { ring, all_gather, ulysses, usp };
 inline constexpr const char* variant_names[] = {"ring", "all-gather", "ulysses", "usp"};
@@ -133,4 +133,4 @@ inline std::string describe(const ContextOptions& o, int64_t replicas) {
     return text;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

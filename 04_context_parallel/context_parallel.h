@@ -17,7 +17,7 @@
 #include "train/data.h"
 #include "ulysses.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // A sequence's length must be a multiple of this.
 inline int64_t sequence_multiple(const ContextOptions& o) {
@@ -187,4 +187,4 @@ private:
     RowOrders orders_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -5,7 +5,7 @@
 
 #include "predict.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // What a rank sends and receives in one pass round the ring, in tokens of a KV chunk: keys and
 // values, or their gradients. `calls`: hops at which it does either.
@@ -129,4 +129,4 @@ private:
     std::map<std::string, Balance> balance_;  // sums over sequences
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -20,7 +20,7 @@
 #include "train/data.h"
 #include "zigzag.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // The document starts of a batch's whole sequences, and which blocks of the cut sequences then
 // still hold pairs. The batch must come from a loader with a document token.
@@ -107,4 +107,4 @@ inline std::vector<double> pairs_by_document_zigzag(int64_t ranks, int64_t seq,
     return pairs;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

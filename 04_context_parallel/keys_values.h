@@ -4,7 +4,7 @@
 #include "comm/comm.h"
 #include "merge.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // The keys and values of some tokens, as a tensor (1, tokens, K, D) for each sequence of the
 // micro-batch. Both vectors are empty if there are none.
@@ -29,8 +29,8 @@ struct KeysValues {
     static KeysValues tokens_of(const Tensor& k, const Tensor& v, Range tokens) {
         KeysValues both;
         for (int64_t b = 0; b < k.size(0); ++b) {
-            both.k.push_back(ultrascale::tokens_of(k, b, tokens));
-            both.v.push_back(ultrascale::tokens_of(v, b, tokens));
+            both.k.push_back(context_parallel::tokens_of(k, b, tokens));
+            both.v.push_back(context_parallel::tokens_of(v, b, tokens));
         }
         return both;
     }
@@ -42,8 +42,8 @@ struct KeysValues {
     void finish(const Tensor& dk, const Tensor& dv, const KeysValues& more) const {
         for (size_t b = 0; b < k.size(); ++b) {
             const Range all{0, k[b].size(1)};
-            ops::add(ultrascale::tokens_of(dk, int64_t(b), all), k[b], more.k[b]);
-            ops::add(ultrascale::tokens_of(dv, int64_t(b), all), v[b], more.v[b]);
+            ops::add(context_parallel::tokens_of(dk, int64_t(b), all), k[b], more.k[b]);
+            ops::add(context_parallel::tokens_of(dv, int64_t(b), all), v[b], more.v[b]);
         }
     }
     void add(const KeysValues& more) const {
@@ -68,4 +68,4 @@ private:
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

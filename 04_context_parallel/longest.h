@@ -20,7 +20,7 @@
 
 #include "predict.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // The largest multiple of `multiple` that fits, at most `most`; 0 if none does. Whatever is smaller
 // than one that fits must fit, too.
@@ -147,4 +147,4 @@ inline void check_fits(const StepShape& shape, const ContextOptions& o, int rank
                           limit, what_needs_less(shape, o, limit));
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -26,7 +26,7 @@
 #include "row_order.h"
 #include "zigzag.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // Some tokens of sequence b of x (B, T, heads, D), as (1, tokens, heads, D).
 inline Tensor tokens_of(const Tensor& x, int64_t b, Range tokens) {
@@ -104,4 +104,4 @@ private:
     std::vector<bool> begun_;  // of each sequence
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

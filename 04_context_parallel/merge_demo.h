@@ -10,7 +10,7 @@
 #include "lab/report/report.h"
 #include "merge.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 namespace merge_demo {
 
@@ -77,4 +77,4 @@ inline bool demo_merge() {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -5,7 +5,7 @@
 #include "context_parallel.h"
 #include "lab/options/cli.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 struct Chapter {
     ContextOptions context;
@@ -18,7 +18,7 @@ struct Chapter {
             .add("--cp", context.cp,
                  "Ranks that share each sequence; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
-        ultrascale::add_options(options, context, layout)
+        ultrascale::context_parallel::add_options(options, context, layout)
             .only_if([&] { return can_run_backward(context, shared.document_token); },
                      why_restarted);
         options
@@ -62,4 +62,4 @@ struct Chapter {
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -18,7 +18,7 @@
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 class OverlapCondition {
 public:
@@ -106,4 +106,4 @@ private:
     Stream stream_{"ring"};
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -14,7 +14,7 @@
 #include "keys_values.h"
 #include "ring_plan.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 class PartialGradients {
 public:
@@ -97,4 +97,4 @@ private:
     std::vector<bool> begun_;  // of each sequence
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

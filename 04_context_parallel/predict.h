@@ -20,7 +20,7 @@
 #include "lab/report/report.h"
 #include "ring_memory.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // As totals are: bytes are added up as doubles, which are exact up to 2^53 (9 PB) and do not
 // overflow for a sequence of 10^12 tokens.
@@ -182,4 +182,4 @@ inline Prediction predict(const StepShape& shape, const ContextOptions& o,
     return prediction;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -28,7 +28,7 @@
 #include "context_options.h"
 #include "partial_gradients.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // The plan of a batch, and the document starts of this rank's tokens (B, T), if there are
 // documents.
@@ -221,4 +221,4 @@ private:
     RowOrders orders_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

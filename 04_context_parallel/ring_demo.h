@@ -16,7 +16,7 @@
 #include "lab/report/report.h"
 #include "ring_plan.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 namespace ring_demo {
 
@@ -205,4 +205,4 @@ inline bool demo_ring(const Communicator& world) {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -4,7 +4,7 @@
 
 #include "ring_plan.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 struct RingMemory {
     double communication = 0;  // at the peak: keys and values received, gradients arrived
@@ -59,4 +59,4 @@ inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept,
     return m;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

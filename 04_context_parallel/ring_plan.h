@@ -21,7 +21,7 @@
 #include "documents.h"
 #include "zigzag.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 class RingPlan {
 public:
@@ -136,4 +136,4 @@ inline DType sum_dtype(const ContextOptions& o, const RingPlan& plan, DType outp
     return plan.merges_once() && o.merge == DType::fp32 ? outputs : o.merge;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -12,7 +12,7 @@
 
 #include "documents.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // The pairs by the formula above.
 inline double pairs_by_formula(Layout layout, double n, double s, double r) {
@@ -66,4 +66,4 @@ struct RingWork {
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

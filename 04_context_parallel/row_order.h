@@ -8,7 +8,7 @@
 #include "core/ops.h"
 #include "model/activation.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 class RowOrders {
 public:
@@ -44,4 +44,4 @@ inline Tensor reordered(const Tensor& x, const Tensor& order, Shape shape, Memor
     return y;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

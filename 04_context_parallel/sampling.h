@@ -4,7 +4,7 @@
 #include "context_parallel.h"
 #include "train/sampling.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // All ranks of the group call it; each gets the logits (V) of the token that follows `text`, which
 // the rank that has the last token computes. Padding tokens come last; attention is causal, so no
@@ -25,4 +25,4 @@ inline std::vector<float> logits_of_next(Llama& model, HostBatch text, int64_t v
     return row.to_host<float>();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -11,7 +11,7 @@
 #include "longest.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 inline std::string recompute_name(Recompute recompute) {
     const char* const names[] = {"none", "selective", "full"};
@@ -195,4 +195,4 @@ inline void print_estimate(const Options& options, const ContextOptions& context
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

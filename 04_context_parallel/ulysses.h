@@ -21,7 +21,7 @@
 #include "documents.h"
 #include "row_order.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 class UlyssesAttention : public AttentionCore {
 public:
@@ -111,4 +111,4 @@ private:
     RowOrders orders_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

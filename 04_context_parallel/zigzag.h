@@ -32,7 +32,7 @@
 #include "core/ops.h"
 #include "model/parameter.h"
 
-namespace ultrascale {
+namespace ultrascale::context_parallel {
 
 // Some queries of one rank and some keys of another, the owner, and the mask between them (ops.h;
 // its document_starts is left empty). The ranges count the tokens that the rank itself has.
@@ -148,4 +148,4 @@ private:
     int64_t ranks_, seq_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::context_parallel

@@ -14,7 +14,7 @@
 #include "placement.h"
 #include "rank_actions.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 inline Schedule afab(int ranks, int micro_batches) {
     Schedule schedule = empty_schedule("afab", micro_batches, looped(ranks, 1));
@@ -27,4 +27,4 @@ inline Schedule afab(int ranks, int micro_batches) {
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -15,7 +15,7 @@
 #include "placement.h"
 #include "rank_actions.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 inline Schedule breadth_first(int ranks, int micro_batches, int chunks) {
     Schedule schedule = empty_schedule("breadth-first", micro_batches, looped(ranks, chunks));
@@ -30,4 +30,4 @@ inline Schedule breadth_first(int ranks, int micro_batches, int chunks) {
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

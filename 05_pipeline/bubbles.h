@@ -15,7 +15,7 @@
 #include "picture.h"
 #include "timeline.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // What a run's report says of its time. Rank 0 prints.
 struct Bubbles {
@@ -161,4 +161,4 @@ inline void report_time(Report& report, const StepShape& shape, const Schedule& 
     draw_schedule(svg, "schedule.svg", schedule, bubbles.simulated, bubbles.measured);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -13,7 +13,7 @@
 #include "core/error.h"
 #include "dependencies.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 class ScheduleCheck {
 public:
@@ -237,4 +237,4 @@ inline void check_schedule(const Schedule& schedule,
     ScheduleCheck(schedule).run(most_in_flight);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

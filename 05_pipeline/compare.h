@@ -8,7 +8,7 @@
 #include "pipeline.h"
 #include "schedules.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 struct Compared {
     std::string name;
@@ -124,4 +124,4 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
     return ok && equal;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -7,7 +7,7 @@
 
 #include "schedule.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // The result of a stage that an action of another stage needs. What an action needs of its own
 // stage (D and B their forward, W its B) comes earlier in its rank's list, and needs no waiting.
@@ -63,4 +63,4 @@ inline double peak_in_flight(const Schedule& schedule, int rank, bool apart = fa
     return held.empty() ? 0 : *std::ranges::max_element(held);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

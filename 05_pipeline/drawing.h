@@ -17,7 +17,7 @@
 
 #include "simulate.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // When a timeline begins: 0 if it was simulated; what a clock said if it was measured.
 inline double first_begin(const Simulation& timeline) {
@@ -88,4 +88,4 @@ inline std::string timeline_legend(const Schedule& schedule, double until, int c
                        chunks ? "; f: 2nd chunk" : "", time_words(until / columns));
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -19,7 +19,7 @@
 #include "placement.h"
 #include "rank_actions.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // Where a rank of DualPipe, or of DualPipeV (dual_pipe_v.h), is. The eight phases below are those
 // into which DeepSeek-AI divide the schedule.
@@ -96,4 +96,4 @@ inline Schedule dual_pipe(int ranks, int micro_batches) {
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -15,7 +15,7 @@
 
 #include "dual_pipe.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 inline Schedule dual_pipe_v(int ranks, int micro_batches) {
     Schedule schedule = empty_schedule("dualpipev", micro_batches, v_shaped(ranks));
@@ -30,4 +30,4 @@ inline Schedule dual_pipe_v(int ranks, int micro_batches) {
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

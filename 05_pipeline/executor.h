@@ -20,7 +20,7 @@
 #include "messages.h"
 #include "train/step.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // When a step's actions ran, on now_seconds()' clock, without the waits for their inputs; and when
 // the update that followed had ended.
@@ -148,4 +148,4 @@ private:
     std::deque<StepTimes> times_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

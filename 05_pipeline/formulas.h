@@ -27,7 +27,7 @@
 #include "schedules.h"
 #include "simulate.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 struct Formulas {
     std::optional<double> step_bubble, own_bubble;  // where exact
@@ -68,4 +68,4 @@ inline Formulas formulas(std::string_view name, int ranks, int micro_batches,
     return {};
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

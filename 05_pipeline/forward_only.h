@@ -7,7 +7,7 @@
 #include "stages.h"
 #include "train/sampling.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 class ForwardOnly {
 public:
@@ -78,4 +78,4 @@ private:
     StreamShape stream_shape_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

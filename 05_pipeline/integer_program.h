@@ -20,7 +20,7 @@
 
 #include "task_order.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 class IntegerProgram {
 public:
@@ -100,4 +100,4 @@ private:
     std::map<std::pair<size_t, size_t>, std::string> open_;  // each pair's variable
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -22,7 +22,7 @@
 
 #include "placement.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // The order in which forward takes the chunks of all micro-batches; backward with the chunks in
 // reverse. A last group may have fewer than N: schedules.h refuses it, a test shows why.
@@ -57,4 +57,4 @@ inline Schedule interleaved(int ranks, int micro_batches, int chunks, int group)
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -18,7 +18,7 @@
 #include "stages.h"
 #include "train/step.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // Storage for parameters that have none yet (those that 02_zero gathers and reduces around their
 // use), and their state before, which is put back at its end.
@@ -88,4 +88,4 @@ inline void load_kernels(RankStages& stages, const Schedule& schedule, Step& ste
     memory_reset_peak();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

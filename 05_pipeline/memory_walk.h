@@ -15,7 +15,7 @@
 #include "message_plan.h"
 #include "stages.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // The sizes of a stage on its own.
 inline LocalSizes stage_sizes(const StepShape& shape, const Stage& stage) {
@@ -97,4 +97,4 @@ inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
     });
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -27,7 +27,7 @@
 
 #include "simulate.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // The output of a stage's forward, or the gradient of its input, on its way to a neighbour.
 struct Message {
@@ -185,4 +185,4 @@ private:
     std::vector<std::vector<std::vector<int>>> posts_, releases_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

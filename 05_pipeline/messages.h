@@ -22,7 +22,7 @@
 #include "message_plan.h"
 #include "pretend.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 class Messages {
 public:
@@ -166,4 +166,4 @@ inline void add_messages(PredictedCommunication& of_step, const MessagePlan& pla
     }
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -13,7 +13,7 @@
 #include "placement.h"
 #include "rank_actions.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 inline Schedule naive(int ranks, int micro_batches) {
     Schedule schedule = empty_schedule("naive", micro_batches, looped(ranks, 1));
@@ -25,4 +25,4 @@ inline Schedule naive(int ranks, int micro_batches) {
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -20,7 +20,7 @@
 #include "placement.h"
 #include "rank_actions.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 inline Schedule one_f_one_b(int ranks, int micro_batches) {
     Schedule schedule = empty_schedule("1f1b", micro_batches, looped(ranks, 1));
@@ -37,4 +37,4 @@ inline Schedule one_f_one_b(int ranks, int micro_batches) {
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

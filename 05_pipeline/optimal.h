@@ -22,7 +22,7 @@
 #include "simulate.h"
 #include "solver.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 struct OptimalProblem {
     std::vector<StageCost> stages;  // one a rank
@@ -217,4 +217,4 @@ inline OptimalSchedule optimal_schedule(const OptimalProblem& problem) {
     return OptimalSearch(problem).run();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -6,7 +6,7 @@
 #include "optimal.h"
 #include "schedule_file.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // The times by which the schedule is chosen: the pretended ones, or those of a few steps with
 // ZB-H1, whose stages and actions are the same. Whatever would make the training fail is refused
@@ -55,4 +55,4 @@ inline Schedule choose_optimal(const Costs& costs, int micro_batches, int room, 
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -9,7 +9,7 @@
 #include "schedule_options.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 struct Chapter {
     int pp = 0;  // ranks of a pipeline; 0: all
@@ -29,7 +29,7 @@ struct Chapter {
         options
             .add("--pp", pp, "Ranks of a pipeline; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
-        ultrascale::add_options(options, schedule, sizes, split)
+        ultrascale::pipeline::add_options(options, schedule, sizes, split)
             .only_if([this] { return simulated.empty() || from_file(); },
                      "--simulate shows every schedule anyway, and yours if it is file:PATH");
         options
@@ -105,4 +105,4 @@ struct Chapter {
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

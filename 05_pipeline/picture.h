@@ -13,7 +13,7 @@
 #include "drawing.h"
 #include "lab/pictures/charts.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 class SchedulePicture {
 public:
@@ -187,4 +187,4 @@ inline void draw_schedule(const std::string& directory, const std::string& name,
     write_picture(directory, name, SchedulePicture(schedule, simulated, measured).draw());
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -6,7 +6,7 @@
 #include "executor.h"
 #include "predict.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // UserError if the model cannot run this schedule: a loss in chunks of tokens makes all of its
 // gradients in forward, and leaves nothing for a backward of weights.
@@ -78,4 +78,4 @@ struct Pipeline {
 // update.
 using TrainStep = std::function<void(Step&, Pipeline&, AdamW&, Hooks*)>;
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -9,7 +9,7 @@
 
 #include "schedule.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 using Placement = std::vector<std::vector<Chunk>>;
 
@@ -52,4 +52,4 @@ inline Schedule empty_schedule(std::string name, int micro_batches, Placement pl
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -27,7 +27,7 @@
 #include "pipeline.h"
 #include "train/gradients.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 class PostValidation {
 public:
@@ -156,4 +156,4 @@ private:
     int64_t repeated_ = 0;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -14,7 +14,7 @@
 #include "memory_walk.h"
 #include "messages.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // The prediction for place `rank` of the pipeline. `parameters`: its own.
 inline Prediction predict(const StepShape& shape, const Schedule& schedule, const MessagePlan& plan,
@@ -40,4 +40,4 @@ inline void add_norm_and_loss(PredictedCommunication& of_step, int pp, int dp) {
     if (pp * dp > 1) of_step.add({"world", pp * dp}, Collective::all_reduce, 1, 8);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

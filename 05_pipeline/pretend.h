@@ -15,7 +15,7 @@
 #include "core/trace.h"
 #include "schedule.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 struct Pretend {
     // Seconds for a p-th of the model (p: ranks), and of a message. All 0: nothing is pretended.
@@ -72,4 +72,4 @@ inline void sleep_until_seconds(double seconds) {
     if (left.count() > 0) std::this_thread::sleep_for(left);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

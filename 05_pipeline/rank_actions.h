@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "schedule.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 class RankActions {
 public:
@@ -47,4 +47,4 @@ private:
     std::vector<Action> actions_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -10,7 +10,7 @@
 #include "lab/report/report.h"
 #include "scale_picture.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // What --simulate asks for. Times are in any unit; F, B and W are those of a rank's whole share.
 struct Scale {
@@ -252,4 +252,4 @@ inline bool simulate_at_scale(const Scale& scale, const std::string& svg_directo
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

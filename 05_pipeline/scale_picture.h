@@ -11,7 +11,7 @@
 
 #include "lab/pictures/charts.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // The sizes that the playbook's figures show.
 inline constexpr int scale_ranks[] = {1, 2, 4, 8, 16, 32};
@@ -135,4 +135,4 @@ inline void draw_scaling(const std::string& directory,
     write_picture(directory, "scaling.svg", svg);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

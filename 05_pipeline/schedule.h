@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 enum class ActionKind : char {
     forward = 'F',
@@ -110,4 +110,4 @@ inline std::string to_string(const Schedule& schedule, int rank) {
     return line;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -25,7 +25,7 @@
 #include "files/file.h"
 #include "placement.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 class ScheduleReader {
 public:
@@ -204,4 +204,4 @@ inline std::string schedule_text(const Schedule& schedule) {
     return text + "\n";
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -4,7 +4,7 @@
 #include "lab/options/option_list.h"
 #include "schedules.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // Adds them, and returns --schedule.
 inline OneOption add_options(OptionList& options, std::string& schedule, ScheduleOptions& sizes,
@@ -36,4 +36,4 @@ inline OneOption add_options(OptionList& options, std::string& schedule, Schedul
     return of_schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

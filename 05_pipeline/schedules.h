@@ -18,7 +18,7 @@
 #include "zb_h2.h"
 #include "zbv.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 struct ScheduleOptions {
     int chunks = 0;  // --chunks: a rank's stages, where the schedule leaves the choice; 0: 2
@@ -197,4 +197,4 @@ inline Schedule make_schedule(std::string_view name, int ranks, int micro_batche
     return kind.make(ranks, micro_batches, options);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -5,7 +5,7 @@
 #include "post_validation.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // "1f1b: 4 stages of 2 layers on 4 ranks, 8 micro-batches".
 inline std::string describe(const Schedule& schedule, const std::vector<Stage>& stages) {
@@ -106,4 +106,4 @@ inline void print_estimate(const Options& options, const StepShape& shape, const
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

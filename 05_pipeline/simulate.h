@@ -12,7 +12,7 @@
 #include "core/error.h"
 #include "dependencies.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // What a stage takes for one micro-batch, in seconds or any other unit.
 struct StageCost {
@@ -180,4 +180,4 @@ inline Simulation simulate(const Schedule& schedule, const Costs& costs) {
     return Simulator(schedule, costs).run();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

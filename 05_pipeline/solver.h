@@ -13,7 +13,7 @@
 #include "files/file.h"
 #include "integer_program.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 inline constexpr const char* solver_names[] = {"highs", "cbc", "glpsol"};
 
@@ -177,4 +177,4 @@ inline SolverAnswer solve(const std::string& solver, const std::string& program,
     return answer;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

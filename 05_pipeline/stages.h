@@ -18,7 +18,7 @@
 #include "model/llama.h"
 #include "simulate.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // FLOPs per token, by what a schedule can take apart.
 //
@@ -211,4 +211,4 @@ inline void add_holders(Mesh& mesh, const Schedule& schedule, const LlamaConfig&
     }
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -17,7 +17,7 @@
 
 #include "placement.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // A pipeline of one stage a rank, in whole ticks.
 struct TickCosts {
@@ -157,4 +157,4 @@ private:
     std::vector<int> heads_, tails_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

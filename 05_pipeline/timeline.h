@@ -10,7 +10,7 @@
 #include "lab/report/median_seconds.h"
 #include "lab/verify/whole_values.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // Lets a step last so long: without a barrier until the next one begins. A rank that does not work
 // meanwhile is idle.
@@ -154,4 +154,4 @@ private:
     std::vector<double> updates_;  // seconds
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -28,7 +28,7 @@
 #include "core/error.h"
 #include "placement.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 class VHalf {
 public:
@@ -200,4 +200,4 @@ inline Schedule v_half(int ranks, int micro_batches) {
     return VHalf(ranks, micro_batches).schedule();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

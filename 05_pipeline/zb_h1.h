@@ -16,7 +16,7 @@
 #include "placement.h"
 #include "rank_actions.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 // What one rank does: `warmup` forwards; then F and B in turn; W `lag` micro-batches after B.
 inline std::vector<Action> zero_bubble_actions(int warmup, int lag, int micro_batches) {
@@ -41,4 +41,4 @@ inline Schedule zb_h1(int ranks, int micro_batches) {
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -19,7 +19,7 @@
 
 #include "zb_h1.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 inline Schedule zb_h2(int ranks, int micro_batches) {
     Schedule schedule = empty_schedule("zb-h2", micro_batches, looped(ranks, 1));
@@ -29,4 +29,4 @@ inline Schedule zb_h2(int ranks, int micro_batches) {
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

@@ -17,7 +17,7 @@
 
 #include "placement.h"
 
-namespace ultrascale {
+namespace ultrascale::pipeline {
 
 inline std::vector<Action> zbv_actions(int ranks, int rank, int micro_batches) {
     const int planned = std::max(micro_batches, 2 * ranks);
@@ -53,4 +53,4 @@ inline Schedule zbv(int ranks, int micro_batches) {
     return schedule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::pipeline

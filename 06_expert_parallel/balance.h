@@ -44,7 +44,7 @@
 #include "model/parts.h"
 #include "shared_tokens.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // The factor above; `layers` matters to hf only.
 inline double aux_factor(Aux kind, double experts, double k, double layers, double tokens) {
@@ -259,4 +259,4 @@ private:
     Tensor global_, global_of_all_layers_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

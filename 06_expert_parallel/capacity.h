@@ -14,7 +14,7 @@
 #include "dispatch.h"
 #include "kernels/ops_experts.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // What the layers share: how blocks that came from each rank are put in the experts' order, and the
 // counts of choices, from which what was dropped follows.
@@ -88,4 +88,4 @@ private:
     CapacityPlan& plan_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

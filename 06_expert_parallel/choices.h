@@ -6,7 +6,7 @@
 #include "plain_choices.h"
 #include "shared_tokens.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 class ChoiceLog : public Choices {
 public:
@@ -63,4 +63,4 @@ private:
     std::map<PlainChoices::Key, PlainChoices::Experts> mine_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -6,7 +6,7 @@
 #include "lab/measure/measure.h"
 #include "sections.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // All ranks call it; rank 0 prints. Returns false if, on any rank, memory or communication differ
 // from their prediction, or the loss from that of ep 1.
@@ -106,4 +106,4 @@ inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
     return ok && equal;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -24,7 +24,7 @@
 #include "journey.h"
 #include "kernels/ops_experts.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // One row for each choice: what dispatches with and without a capacity (capacity.h) share.
 class ChoiceJourney : public Journey {
@@ -228,4 +228,4 @@ private:
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

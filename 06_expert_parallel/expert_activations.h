@@ -10,7 +10,7 @@
 #include "kernels/ops_experts.h"
 #include "lab/predict/estimate.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // Bytes that are allocated and freed, and the most there were at once.
 class Ledger {
@@ -286,4 +286,4 @@ inline double peak_activations(const StepShape& shape, const ExpertOptions& o,
     return stage_activations(local_sizes(shape), shape, o, rows).most();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

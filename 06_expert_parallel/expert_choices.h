@@ -7,7 +7,7 @@
 #include "files/checkpoint.h"
 #include "lab/options/cli.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 class ExpertChoices {
 public:
@@ -259,4 +259,4 @@ private:
     std::string prefix_, router_, renormalise_, balance_ = "loss";
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

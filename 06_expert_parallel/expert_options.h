@@ -11,7 +11,7 @@
 #include "core/memory.h"
 #include "model/config.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 inline constexpr const char* aux_names[] = {"hf", "switch", "megatron", "sequence"};
 // Over which tokens a loss of balance counts: each micro-batch's, or those of the whole step.
@@ -91,4 +91,4 @@ inline std::string describe_model(const ExpertsConfig& e) {
     return words;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -14,7 +14,7 @@
 #include "experts.h"
 #include "node_limited.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 class ExpertParallel {
 public:
@@ -142,4 +142,4 @@ private:
     std::optional<NodeHops> nodes_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

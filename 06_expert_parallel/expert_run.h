@@ -7,7 +7,7 @@
 #include "train/gradients.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // A forward of all micro-batches that only counts choices, for --aux-over global. Nothing is kept,
 // and the head is left out. All ranks call it.
@@ -146,4 +146,4 @@ private:
     int64_t most_rows_ = 0, all_rows_ = 0, forwards_ = 0;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -16,7 +16,7 @@
 #include "grouped_linear.h"
 #include "model/dropout.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // A rank's experts: SwiGLU (parts.h) with grouped products. A row's weight is applied before the
 // last product: down(w a) = w down(a). So its gradient is a sum over what SwiGLU's backward reads
@@ -216,4 +216,4 @@ private:
     std::map<const Saved*, std::unique_ptr<Journey>> under_way_;  // until their backward
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

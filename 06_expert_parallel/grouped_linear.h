@@ -17,7 +17,7 @@
 #include "model/activation.h"
 #include "model/parts.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 class GroupedLinear {
 public:
@@ -66,4 +66,4 @@ private:
     std::string name_;  // in the trace
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -11,7 +11,7 @@
 #include "router.h"
 #include "traffic.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // What this rank's experts compute on.
 struct ExpertRows {
@@ -127,4 +127,4 @@ inline std::vector<int64_t> rows_by_rank(const std::vector<int32_t>& counts, int
     return rows;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

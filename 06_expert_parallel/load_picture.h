@@ -7,7 +7,7 @@
 #include "balance.h"
 #include "lab/pictures/charts.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 inline void draw_loads(const std::string& directory, const std::vector<StepLoads>& loads) {
     if (!draws(directory)) return;
@@ -45,4 +45,4 @@ inline void draw_loads(const std::string& directory, const std::vector<StepLoads
     write_picture(directory, "loads.svg", svg);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

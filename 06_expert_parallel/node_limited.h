@@ -14,7 +14,7 @@
 
 #include "rank_dispatch.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 class NodeHops {
 public:
@@ -36,4 +36,4 @@ private:
     Communicator across_, inside_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -4,7 +4,7 @@
 #include "comm/comm.h"
 #include "expert_choices.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 struct Chapter {
     ExpertOptions experts;
@@ -98,4 +98,4 @@ private:
     std::string trap_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

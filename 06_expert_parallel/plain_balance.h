@@ -8,7 +8,7 @@
 #include "expert_options.h"
 #include "plain_choices.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // What the plain layers of one model share: the balance of its routers.
 class PlainBalance {
@@ -56,4 +56,4 @@ public:
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

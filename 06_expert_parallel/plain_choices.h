@@ -14,7 +14,7 @@
 #include "lab/verify/verify.h"
 #include "route.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 class PlainChoices {
 public:
@@ -125,4 +125,4 @@ private:
     std::vector<Choices::Flips> flips_;  // by step
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

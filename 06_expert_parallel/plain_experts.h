@@ -10,7 +10,7 @@
 #include "plain_balance.h"
 #include "route.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 class PlainExperts : public FeedForward {
 public:
@@ -301,4 +301,4 @@ inline std::function<void(ModuleFactories&)> plain_parts(const StepShape& shape,
     };
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -18,7 +18,7 @@
 #include "expert_activations.h"
 #include "train/replica_groups.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // With a balanced router, what --estimate predicts and the report calls the expectation: the rows
 // of a layer's experts in a micro-batch of which a rank routes so many `tokens`.
@@ -162,4 +162,4 @@ inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& 
     return prediction;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -16,7 +16,7 @@
 #include "journey.h"
 #include "kernels/ops_experts.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // Rows on their way: each has its token's experts, or -1 for those that are not where it goes.
 struct RowsWithExperts {
@@ -270,4 +270,4 @@ private:
     Hop::OnTheWay rows_, weights_;  // on their way back
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

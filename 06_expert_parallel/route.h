@@ -17,7 +17,7 @@
 
 #include "kernels/ops_experts.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // One token's way: everything has E or k elements.
 struct Route {
@@ -199,4 +199,4 @@ inline int forced_expert(int64_t n, int64_t j, int64_t experts, int64_t k, doubl
     return j == 0 ? 0 : int(1 + (skewed * (k - 1) + j - 1) % (experts - 1));
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

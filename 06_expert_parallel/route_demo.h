@@ -17,7 +17,7 @@
 #include "lab/report/report.h"
 #include "route.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 namespace route_demo {
 
@@ -290,4 +290,4 @@ inline bool demo_route(const Communicator& world) {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -15,7 +15,7 @@
 #include "model/llama.h"
 #include "route.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // What a router decided for N tokens.
 struct Routed {
@@ -161,4 +161,4 @@ private:
     mutable Tensor forced_, in_order_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

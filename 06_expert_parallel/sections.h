@@ -9,7 +9,7 @@
 #include "load_picture.h"
 #include "plain_experts.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // "8 experts, top 2, softmax; ep 4 x dp 2: 2 experts a rank; loss hf 0.01"
 inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, int64_t ranks) {
@@ -151,4 +151,4 @@ inline void print_estimate(const Options& options, const ExpertOptions& o, const
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -18,7 +18,7 @@
 #include "expert_options.h"
 #include "model/dropout.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 struct SharedTokens {
     // The ranks that share a micro-batch's tokens equally; nullptr: this rank has them all.
@@ -72,4 +72,4 @@ inline std::string why_not(const ExpertOptions& o, const SharedTokens& shared, i
                  "equal part of each; --aux megatron counts a micro-batch";
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

@@ -10,7 +10,7 @@
 #include "comm/nodes.h"
 #include "lab/predict/prediction.h"
 
-namespace ultrascale {
+namespace ultrascale::expert_parallel {
 
 // Rows for and from each rank of a group.
 struct Travel {
@@ -99,4 +99,4 @@ private:
     std::map<int, ByLayer> by_micro_batch_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::expert_parallel

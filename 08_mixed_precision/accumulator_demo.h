@@ -10,7 +10,7 @@
 #include "core/random.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 namespace accumulator_demo {
 
@@ -81,4 +81,4 @@ inline bool demo_accumulator() {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

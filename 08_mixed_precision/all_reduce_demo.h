@@ -9,7 +9,7 @@
 #include "fp8_all_reduce.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 namespace all_reduce_demo {
 
@@ -99,4 +99,4 @@ inline bool demo_all_reduce() {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

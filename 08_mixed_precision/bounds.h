@@ -5,7 +5,7 @@
 #include "lab/verify/verify.h"
 #include "recipes.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // The relative L2 distance of the first gradient from fp32's that a recipe may have.
 inline double format_bound(const Recipe& recipe) {
@@ -24,4 +24,4 @@ inline VerifyBounds recipe_bounds(const Recipe& recipe) {
     return bounds;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -6,7 +6,7 @@
 #include "recipe_picture.h"
 #include "sections.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // All ranks call it; rank 0 prints. Returns false if a recipe's memory differs from its prediction.
 inline bool compare_recipes(Options options, PrecisionOptions precision, StepShape shape,
@@ -93,4 +93,4 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -8,7 +8,7 @@
 #include "formats.h"
 #include "lab/pictures/charts.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 inline constexpr int range_decades = 40;  // each way from 1
 inline constexpr int resolution_points = 10000;
@@ -99,4 +99,4 @@ inline void draw_formats(const std::string& directory) {
     draw_resolution(directory);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -25,7 +25,7 @@
 #include "core/float_formats.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // Calls visit.operator()<Format>(name) for each format, from many bits to few.
 template <class Visit>
@@ -144,4 +144,4 @@ inline void demo_formats(double number) {
     formats::print_overflow();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -29,7 +29,7 @@
 #include "lab/predict/prediction.h"
 #include "storage.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 class Fp8AllReduce {
 public:
@@ -137,4 +137,4 @@ private:
     Tensor state_, saturated_;            // (1) mu; (1) counted so far
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

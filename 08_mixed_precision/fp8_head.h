@@ -16,7 +16,7 @@
 
 #include "fp8_linear.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // `Plain`: the head that communicates and computes the loss; this one only multiplies for it.
 template <class Plain>
@@ -70,4 +70,4 @@ private:
     mutable Tensor of_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -38,7 +38,7 @@
 #include "scaling.h"
 #include "tiles.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // What a model's linears share.
 struct Fp8Shared {
@@ -301,4 +301,4 @@ private:
     PreparedInput prepared_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -9,7 +9,7 @@
 #include "smooth_swiglu.h"
 #include "storage.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 class Fp8Linears {
 public:
@@ -82,4 +82,4 @@ private:
     std::vector<std::vector<Parameter*>> stacks_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -27,7 +27,7 @@
 
 #include "fp8_linear.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // A norm whose output leaves in 8 bits, for the linear behind it.
 class FusedNorm : public Norm {
@@ -129,4 +129,4 @@ inline void fuse_quantisation(ModuleFactories& factories) {
     };
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

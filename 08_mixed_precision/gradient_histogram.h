@@ -17,7 +17,7 @@
 #include "lab/report/report.h"
 #include "model/llama.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 class GradientHistogram {
 public:
@@ -152,4 +152,4 @@ inline void print_gradients(Report& report, const GradientHistogram& histogram, 
     report.value("gradients", "lost_with_scale", lost(16));
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -28,7 +28,7 @@
 #include "model/activation.h"
 #include "model/llama.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // Whether o is kept in 12 bits, which come in tiles of 128.
 inline bool keeps_e5m6(const LlamaConfig& c, const PrecisionOptions& o) {
@@ -140,4 +140,4 @@ inline void keep_in_fp8(ModuleFactories& factories, const LlamaConfig& config,
     };
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -31,7 +31,7 @@
 #include "core/trace.h"
 #include "model/parameter.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 struct LossScaleOptions {
     bool scaled = false;   // false: the scale is 1, and no step is skipped
@@ -107,4 +107,4 @@ private:
     std::vector<int64_t> skipped_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -16,7 +16,7 @@
 #include "model/optimizer.h"
 #include "storage.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 class MixedAdamW {
 public:
@@ -91,4 +91,4 @@ private:
     int64_t steps_ = 0;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -11,7 +11,7 @@
 #include "mixed_adamw.h"
 #include "train/setup.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 class MixedTraining {
 public:
@@ -168,4 +168,4 @@ private:
     Tensor norm_of_scaled_;  // of --trap clip-scaled
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -7,7 +7,7 @@
 #include "lab/options/cli.h"
 #include "precision_options.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 struct Chapter {
     PrecisionOptions precision;
@@ -242,4 +242,4 @@ private:
     bool stochastic_ = false;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -4,7 +4,7 @@
 #include "loss_scale.h"
 #include "recipes.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // Mistakes that --trap makes on purpose.
 enum class Trap {
@@ -51,4 +51,4 @@ struct PrecisionOptions {
     bool fast_backward() const { return fast == FastSums::all; }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -6,7 +6,7 @@
 #include "lab/predict/estimate.h"
 #include "mixed_training.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // The parameters of the layers' linears, by stack: those whose weights are one matrix (q, k, v).
 struct LinearSizes {
@@ -106,4 +106,4 @@ inline Prediction predict(const StepShape& shape, const PrecisionOptions& o,
     return prediction;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

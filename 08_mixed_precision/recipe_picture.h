@@ -12,7 +12,7 @@
 #include "lab/pictures/charts.h"
 #include "recipes.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 inline void draw_recipe_bytes(const std::string& directory) {
     if (!draws(directory)) return;
@@ -109,4 +109,4 @@ inline void draw_loss_curves(const std::string& directory, const std::vector<Los
     write_picture(directory, "curves.svg", svg);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -36,7 +36,7 @@
 #include "core/error.h"
 #include "core/tensor.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // What the linears' products multiply: the activations' dtype; or fp8 with scales of the whole
 // tensor, measured (tensor) or from earlier steps (delayed); of each row; of tiles and blocks.
@@ -237,4 +237,4 @@ inline bool leave_out(Recipe& recipe, const std::string& trick) {
     return true;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -16,7 +16,7 @@
 #include "mixed_training.h"
 #include "train/step.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 using TrainStep = std::function<void(Step&, MixedTraining&, const Mesh&)>;
 
@@ -134,4 +134,4 @@ private:
     double away_ = -1;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

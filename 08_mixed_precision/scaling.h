@@ -21,7 +21,7 @@
 #include "core/ops_fp8.h"
 #include "model/parameter.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // The histories of all tensors that are rounded with delayed scales. A linear adds its tensors when
 // it is built; allocate() comes after the model.
@@ -78,4 +78,4 @@ private:
     int64_t position_ = 0;  // steps so far
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

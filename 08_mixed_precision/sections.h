@@ -6,7 +6,7 @@
 #include "reference.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 inline const char* products_name(Products products) {
     const char* const names[] = {"as the activations", "e4m3, a scale a tensor",
@@ -146,4 +146,4 @@ inline void print_estimate(const Options& options, const PrecisionOptions& preci
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

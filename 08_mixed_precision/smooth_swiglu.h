@@ -23,7 +23,7 @@
 #include "model/parts.h"
 #include "precision_options.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // down_proj, whose input is smoothed.
 class SmoothLinear : public Linear {
@@ -80,4 +80,4 @@ private:
     PrecisionOptions options_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

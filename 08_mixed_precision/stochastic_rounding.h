@@ -27,7 +27,7 @@
 #include "core/random.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // The sum of `addend` `times` times, from 1, rounded after each addition.
 template <class F>
@@ -67,4 +67,4 @@ inline bool demo_rounding() {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

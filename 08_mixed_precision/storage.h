@@ -23,7 +23,7 @@
 #include "model/parameter.h"
 #include "precision_options.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // Whether each parameter's tensor of such a state has a scale.
 inline bool state_is_scaled(DType dtype) { return is_fp8(dtype) || dtype == DType::fp16; }
@@ -228,4 +228,4 @@ inline MemoryEstimate storage_bytes(const Recipe& r, int64_t parameters, int64_t
                          scale(state_is_scaled(r.m)) + scale(state_is_scaled(r.v))};
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

@@ -9,7 +9,7 @@
 #include "lab/report/report.h"
 #include "smooth_swiglu.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 namespace swiglu_demo {
 
@@ -117,4 +117,4 @@ inline bool demo_swiglu() {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

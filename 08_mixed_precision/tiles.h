@@ -31,7 +31,7 @@
 #include "lab/report/report.h"
 #include "recipes.h"
 
-namespace ultrascale {
+namespace ultrascale::mixed_precision {
 
 // The groups of activations and their gradients, along k; and of weights.
 inline ops::ScaleGroup group_of_tokens(Products products) {
@@ -98,4 +98,4 @@ inline bool demo_scales() {
     return ok;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::mixed_precision

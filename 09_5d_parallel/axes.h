@@ -14,7 +14,26 @@
 #include "core/error.h"
 #include "core/memory.h"
 
+// This chapter combines the others: in it, their names need no prefix.
 namespace ultrascale {
+namespace data_parallel {}
+namespace zero {}
+namespace tensor_parallel {}
+namespace context_parallel {}
+namespace pipeline {}
+namespace expert_parallel {}
+namespace mixed_precision {}
+}  // namespace ultrascale
+
+namespace ultrascale::five_d {
+
+using namespace data_parallel;
+using namespace zero;
+using namespace tensor_parallel;
+using namespace context_parallel;
+using namespace pipeline;
+using namespace expert_parallel;
+using namespace mixed_precision;
 
 struct Axes {
     int dp = 0, tp = 1, cp = 1, ep = 1, pp = 1;  // dp 0: the ranks that are left
@@ -80,4 +99,4 @@ inline std::string describe(const Axes& axes) {
     return text.empty() ? "one rank" : text;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -4,8 +4,9 @@
 
 #include "01_data_parallel/bucket.h"
 #include "02_zero/zero.h"
+#include "axes.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 class Buckets : public Zero {
 public:
@@ -42,4 +43,4 @@ private:
     BucketSync sync_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

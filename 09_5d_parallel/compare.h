@@ -8,7 +8,7 @@
 #include "sections.h"
 #include "techniques_picture.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 struct ComparedWay {
     std::string name, cuts;
@@ -215,4 +215,4 @@ private:
     double first_loss_ = 0, apart_ = 0;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

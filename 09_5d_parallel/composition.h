@@ -23,7 +23,7 @@
 #include "buckets.h"
 #include "techniques.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 class Composition {
 public:
@@ -150,4 +150,4 @@ private:
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

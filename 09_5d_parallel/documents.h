@@ -6,7 +6,7 @@
 #include "04_context_parallel/document_counts.h"
 #include "predict.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 class WatchedDocuments : public Hooks {
 public:
@@ -59,4 +59,4 @@ private:
     int64_t buffers_ = -1;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

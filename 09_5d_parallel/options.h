@@ -8,7 +8,7 @@
 #include "planner/options.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // UserError if sequences of this length cannot be cut by all techniques at once.
 inline void check_length(const Techniques& t, const StepShape& shape) {
@@ -125,25 +125,25 @@ struct Chapter {
             .between(0.001, 1e6)
             .only_if([&t] { return t.zero.stage == 0; }, "ZeRO sums gradients unit by unit")
             .show_default();
-        ultrascale::add_options(options, t.zero, compare);
+        ultrascale::zero::add_options(options, t.zero, compare);
         options
             .choice("--offload", t.zero.offload, {{"none", false}, {"optimizer", true}},
                     "What is kept, and updated, on the host")
             .only_if([&t] { return t.zero.stage > 0; }, "--zero 0 has no shards to offload");
         options.only_if([&t] { return t.axes.tp > 1; }, "--tp 1: every rank has whole layers",
-                        [&] { ultrascale::add_options(options, t.tensor, "--tp-"); });
+                        [&] { tensor_parallel::add_options(options, t.tensor, "--tp-"); });
         // --plan looks at all sizes of the axes that are not given.
         options.only_if(
             [this] { return techniques.axes.cp > 1 || planner.plan; },
             "--cp 1: every rank has whole sequences",
             [&] {
-                ultrascale::add_options(options, t.context, layout)
+                context_parallel::add_options(options, t.context, layout)
                     .only_if([&] { return can_run_backward(t.context, shared.document_token); },
                              why_restarted);
             });
         options.only_if([this] { return techniques.axes.pp > 1 || planner.plan; },
                         "--pp 1: one rank has all layers",
-                        [&] { ultrascale::add_options(options, t.schedule, t.sizes, t.split); });
+                        [&] { pipeline::add_options(options, t.schedule, t.sizes, t.split); });
         options.only_if([&] { return shared.config().experts.count > 0; },
                         "this model has no experts; --model nano-moe has",
                         [&] { experts.add_options(options, shared, "--ep-"); });
@@ -188,7 +188,7 @@ struct Chapter {
         Techniques& t = techniques;
         if (!order.empty()) t.axes.set_order(order);
         t.context.cp = t.axes.cp > 1 ? t.axes.cp : 0;
-        ultrascale::complete(t.context, layout);
+        context_parallel::complete(t.context, layout);
         t.experts.node_size = options.node_size;
         if (t.experts.max_nodes > 0) t.experts.dispatch = Dispatch::rank;
     }
@@ -198,7 +198,7 @@ struct Chapter {
         const Axes& axes = t.axes;
         if (!order.empty()) t.axes.set_order(order);
         t.complete(ranks(), layout);
-        ultrascale::complete(t.tensor, options.recompute);
+        tensor_parallel::complete(t.tensor, options.recompute);
         check_length(t, shape);  // before the experts' own check, which recommends no length
         complete_experts(options, shape);
         if (t.experts.max_nodes > 0 && axes.stride("ep") > 1)
@@ -222,4 +222,4 @@ struct Chapter {
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -6,7 +6,7 @@
 #include "planner/rule_of_thumb.h"
 #include "planner/spread.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 namespace {
 
 constexpr size_t shown = 10;  // layouts of --plan
@@ -288,4 +288,4 @@ bool run_planner(const PlannerOptions& planner, const Options& options, const St
     return print_layout(planner, options, shape, techniques);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

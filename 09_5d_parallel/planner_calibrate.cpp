@@ -3,12 +3,12 @@
 #include "planner/calibrate.h"
 #include "planner/options.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 bool write_calibration(const PlannerOptions& given, const Options& options,
                        const std::function<void()>& train) {
     const Communicator& world = Communicator::world();
-    AtomicFile(given.calibrate);  // fails now rather than after seconds of measuring
+    AtomicFile(given.calibrate);    // fails now rather than after seconds of measuring
     if (!device_is_gpu()) train();  // before links are slow: only its memory counts
     if (options.node_size > 0) pretend_nodes(options.node_size, options.inter_gbps);
     Hardware h = Calibration(options.dtype).measure();
@@ -35,4 +35,4 @@ bool write_calibration(const PlannerOptions& given, const Options& options,
     return true;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

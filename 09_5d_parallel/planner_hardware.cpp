@@ -5,7 +5,7 @@
 #include "files/strict_json.h"
 #include "planner/hardware.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 namespace {
 
 nlohmann::ordered_json json_of(const Hardware& h) {
@@ -141,4 +141,4 @@ Hardware find_hardware(const std::string& name) {
     return read_hardware(name);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

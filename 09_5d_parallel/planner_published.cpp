@@ -3,7 +3,7 @@
 #include "planner/options.h"
 #include "planner/published.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 bool print_published(const Options& options, const StepShape& shape) {
     const std::vector<PublishedRow> rows = published_rows(), playbook = playbook_rows();
@@ -98,4 +98,4 @@ bool print_published(const Options& options, const StepShape& shape) {
     return near;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -15,7 +15,7 @@
 #include "06_expert_parallel/predict.h"
 #include "composition.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // The sizes with which this rank computes a stage.
 inline LocalSizes local_sizes(const Composition& c, const Stage& stage) {
@@ -206,4 +206,4 @@ inline Prediction predict_balanced(Composition& c) {
     return p;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -10,7 +10,7 @@
 #include "predict.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // How far --verify lets a run be from the plain training, if numbers are rounded on the way.
 inline VerifyBounds bounds_of(const Techniques& t, DType dtype) {
@@ -118,4 +118,4 @@ inline void print_estimate(const Options& options, const Techniques& techniques,
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

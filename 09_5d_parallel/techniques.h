@@ -11,7 +11,7 @@
 #include "axes.h"
 #include "lab/predict/estimate.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 struct Techniques {
     Axes axes;
@@ -30,11 +30,11 @@ struct Techniques {
     void complete(int ranks, const std::string& layout = "") {
         axes.complete(ranks);
         tensor.tp = axes.tp, context.cp = axes.cp, experts.ep = axes.ep;
-        if (axes.cp > 1) return ultrascale::complete(context, layout);
+        if (axes.cp > 1) return context_parallel::complete(context, layout);
         context = {.cp = 1, .layout = Layout::contiguous};
     }
     Schedule make_schedule(int micro_batches) const {
-        return ultrascale::make_schedule(schedule, axes.pp, micro_batches, sizes);
+        return pipeline::make_schedule(schedule, axes.pp, micro_batches, sizes);
     }
 };
 
@@ -67,4 +67,4 @@ inline StepShape with_heads_of(StepShape shape, int tp, int rank) {
     return shape;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -10,7 +10,7 @@
 #include "core/memory.h"
 #include "lab/pictures/charts.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 class TechniquesPicture {
 public:
@@ -82,4 +82,4 @@ private:
     std::vector<Bar> bars_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -5,6 +5,7 @@
 #include "09_5d_parallel/planner/hardware.h"
 
 namespace ultrascale {
+using namespace ultrascale::five_d;
 
 inline Hardware only_cards(const Nodes& nodes) {
     constexpr double at_once = 1e300;

@@ -4,7 +4,7 @@
 #include "../options.h"
 #include "planner.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // The hardware that --hardware names, in the dtype that is trained in. --node-size and --inter-gbps
 // cut the ranks into other nodes, with other cards between them; of a machine that was measured
@@ -105,4 +105,4 @@ inline PlanFor asked(const PlannerOptions& planner, const Options& options, cons
     return what;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

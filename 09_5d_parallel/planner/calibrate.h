@@ -25,7 +25,7 @@
 #include "lab/report/median_seconds.h"
 #include "train/run.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // Bytes that this process holds besides its tensors. On a GPU: the device's memory that its
 // context, libraries and communicators take. On a CPU: resident memory, at its highest: the
@@ -255,4 +255,4 @@ private:
     bool gpu_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -14,7 +14,7 @@
 #include "layer_cost.h"
 #include "memory.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // Seconds of a step on the slowest stage, by what they go into.
 struct StepCost {
@@ -204,4 +204,4 @@ private:
     MemoryModel& memory_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

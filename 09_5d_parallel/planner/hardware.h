@@ -19,7 +19,7 @@
 #include "core/error.h"
 #include "links.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 struct Hardware {
     std::string name;
@@ -108,4 +108,4 @@ std::string file_of(const Hardware& hardware);
 // The hardware that --hardware names: a preset, or such a file. UserError if it is neither.
 Hardware find_hardware(const std::string& name);
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -6,7 +6,7 @@
 
 #include "../predict.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // The rank at a place of the pipeline which has the first coordinate along all other axes: no rank
 // at this place holds more.
@@ -22,4 +22,4 @@ inline Prediction predict_imagined(const Options& options, const StepShape& shap
     return predict_balanced(all);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

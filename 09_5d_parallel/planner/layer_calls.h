@@ -13,7 +13,7 @@
 #include "hardware.h"
 #include "plan.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // Seconds of a pass, by what they go into; of communication only what is waited for.
 struct PassCost {
@@ -220,4 +220,4 @@ private:
     double stream_;  // bytes of the residual stream on all ranks of tp
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -9,7 +9,7 @@
 
 #include "layer_calls.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 class LayerCosts {
 public:
@@ -124,4 +124,4 @@ private:
     double stream_;  // bytes of a rank's part of the residual stream
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -11,7 +11,7 @@
 
 #include "comm/nodes.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // Of a rank, in one direction.
 struct LinkRate {
@@ -70,4 +70,4 @@ struct Links {
     }
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

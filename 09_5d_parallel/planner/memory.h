@@ -22,7 +22,7 @@
 #include "06_expert_parallel/predict.h"
 #include "plan.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 class MemoryModel {
 public:
@@ -289,4 +289,4 @@ private:
         of_stage_;
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -7,7 +7,7 @@
 
 #include "planner.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // Numbers of GPUs that are tried before the search gives up.
 inline constexpr int64_t nearest_tries = 1000;
@@ -62,4 +62,4 @@ inline std::optional<Fewer> as_fast_with_fewer(const PlanFor& what, double mfu, 
     return {};
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

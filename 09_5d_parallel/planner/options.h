@@ -6,7 +6,7 @@
 #include "lab/options/cli.h"
 #include "lab/predict/estimate.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 struct PlannerOptions {
     bool plan = false, explain_layout = false, published = false, playbook = false;
@@ -147,4 +147,4 @@ bool print_published(const Options& options, const StepShape& shape);
 bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,
                  const Techniques& techniques);
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

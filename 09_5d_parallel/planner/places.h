@@ -4,7 +4,7 @@
 #include "imagined.h"
 #include "lab/report/report.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // The places that differ: all of a short pipeline; of a long one the first three and the last two.
 inline std::vector<int> places_shown(int pp) {
@@ -86,4 +86,4 @@ inline void print_places(const Options& options, const StepShape& shape,
     report.finish();
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

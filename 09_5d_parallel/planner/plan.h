@@ -7,7 +7,7 @@
 #include "comm/nodes.h"
 #include "lab/predict/estimate.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 enum class PlanAxis { tp, cp, ep, dp, pp };
 inline constexpr std::array<const char*, 5> axis_names = {"tp", "cp", "ep", "dp", "pp"};
@@ -94,4 +94,4 @@ inline std::string describe(const Plan& p) {
     return text;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

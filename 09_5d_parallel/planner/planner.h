@@ -15,7 +15,7 @@
 
 #include "cost.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // What the search does not choose: it is given.
 struct Fixed {
@@ -264,7 +264,7 @@ private:
             costs.stages.push_back(
                 {of.forward.all() / r.plan.chunks, of.backward.all() / r.plan.chunks, 0});
         }
-        const double passes = ultrascale::simulate(schedule, costs).seconds,
+        const double passes = pipeline::simulate(schedule, costs).seconds,
                      formula = r.cost.seconds() - r.cost.data - r.cost.optimizer;
         r.cost.bubble += passes - formula;
         r.seconds = r.cost.seconds();
@@ -277,4 +277,4 @@ private:
     mutable bool none_as_given_ = false;  // some could be cut, but differ from what is given
 };
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -12,7 +12,7 @@
 #include "planner.h"
 #include "published.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 namespace playbook {
 
@@ -227,4 +227,4 @@ inline void print_playbook_tables(Report& report, const std::string& directory) 
     playbook::heatmap(report, directory);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -25,7 +25,7 @@
 
 #include "cost.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 struct PublishedRow {
     std::string name;
@@ -234,4 +234,4 @@ inline double rank_correlation(const std::vector<double>& a, const std::vector<d
     return both / std::sqrt(of_p * of_q);
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

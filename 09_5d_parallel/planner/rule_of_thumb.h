@@ -15,7 +15,7 @@
 
 #include "planner.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 struct RuleOfThumb {
     std::optional<Ranked> chosen;  // none: nothing fits by the rule
@@ -109,4 +109,4 @@ inline RuleOfThumb rule_of_thumb(Planner& planner) {
     return rule;
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

@@ -4,7 +4,7 @@
 #include "../axes.h"
 #include "comm/nodes.h"
 
-namespace ultrascale {
+namespace ultrascale::five_d {
 
 // How a group of a layout, of this name and so many ranks, is spread over nodes.
 inline Spread spread_of(const std::string& group, int ranks, const Axes& axes, const Nodes& nodes) {
@@ -33,4 +33,4 @@ inline Spread spread_of(const std::string& group, int ranks, const Axes& axes, c
     return nodes.spread(ranks, 1);  // world
 }
 
-}  // namespace ultrascale
+}  // namespace ultrascale::five_d

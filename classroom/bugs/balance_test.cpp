@@ -4,6 +4,7 @@
 #include "04_context_parallel/zigzag.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
 namespace {
 
 TEST(Balance, IsChecked) {

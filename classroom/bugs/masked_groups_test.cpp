@@ -6,6 +6,7 @@
 #include "06_expert_parallel/route.h"
 
 namespace ultrascale {
+using namespace ultrascale::expert_parallel;
 namespace {
 
 using ops::RouterScore;

@@ -6,6 +6,7 @@
 #include "08_mixed_precision/loss_scale.h"
 
 namespace ultrascale {
+using namespace ultrascale::mixed_precision;
 namespace {
 
 // A step whose only gradient is this number. Returns whether it was skipped.

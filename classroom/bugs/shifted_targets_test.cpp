@@ -4,6 +4,7 @@
 #include "04_context_parallel/context_parallel.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
 namespace {
 
 TEST(ShiftedTargets, AreCaught) {

@@ -4,6 +4,7 @@
 #include "05_pipeline/schedules.h"
 
 namespace ultrascale {
+using namespace ultrascale::pipeline;
 namespace {
 
 TEST(ShortGroup, IsRefused) {

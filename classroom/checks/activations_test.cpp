@@ -6,6 +6,7 @@
 #include "00_single_gpu/formulas.h"
 
 namespace ultrascale {
+using namespace ultrascale::single_gpu;
 namespace {
 
 TEST(KeptTensors, AreThirteen) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace ultrascale {
+using namespace ultrascale::five_d;
 namespace {
 
 TEST(Axes, StridesFollowTheOrder) {

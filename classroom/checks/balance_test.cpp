@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 namespace ultrascale {
+using namespace ultrascale::expert_parallel;
 namespace {
 
 TEST(BalanceByHand, AMeanBetweenTwoLoads) {

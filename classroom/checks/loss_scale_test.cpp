@@ -7,6 +7,7 @@
 #include <cmath>
 
 namespace ultrascale {
+using namespace ultrascale::mixed_precision;
 namespace {
 
 // The scale after steps with one gradient each.

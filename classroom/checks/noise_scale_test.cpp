@@ -4,6 +4,7 @@
 #include "00_single_gpu/batch_size.h"
 
 namespace ultrascale {
+using namespace ultrascale::single_gpu;
 namespace {
 
 // |G|^2 = 3 and tr(S) = 24: a batch of B has the squared norm 3 + 24 / B.

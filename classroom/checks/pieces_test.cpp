@@ -4,6 +4,7 @@
 #include "02_zero/flat_layout.h"
 
 namespace ultrascale {
+using namespace ultrascale::zero;
 namespace {
 
 struct Element {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 namespace ultrascale {
+using namespace ultrascale::expert_parallel;
 namespace {
 
 using ops::RouterScore;

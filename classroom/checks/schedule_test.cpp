@@ -8,6 +8,7 @@
 #include "05_pipeline/simulate.h"
 
 namespace ultrascale {
+using namespace ultrascale::pipeline;
 namespace {
 
 Schedule yours() {

@@ -19,6 +19,7 @@
 #include "train/run.h"
 
 using namespace ultrascale;
+using namespace ultrascale::context_parallel;
 
 namespace {
 

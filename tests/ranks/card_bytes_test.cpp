@@ -12,6 +12,14 @@
     GTEST_SKIP() << "8 ranks whose messages are counted one by one"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
+using namespace ultrascale::data_parallel;
+using namespace ultrascale::expert_parallel;
+using namespace ultrascale::five_d;
+using namespace ultrascale::mixed_precision;
+using namespace ultrascale::pipeline;
+using namespace ultrascale::tensor_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 constexpr int ranks = 8, on_node = 4;

@@ -11,6 +11,14 @@
     if (Communicator::world().size() % 2 != 0) GTEST_SKIP() << "the ranks do not make pairs"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
+using namespace ultrascale::data_parallel;
+using namespace ultrascale::expert_parallel;
+using namespace ultrascale::five_d;
+using namespace ultrascale::mixed_precision;
+using namespace ultrascale::pipeline;
+using namespace ultrascale::tensor_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 constexpr int64_t T = 16, B = 1, steps = 3;

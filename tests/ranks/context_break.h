@@ -9,6 +9,7 @@
 #include "train/gradients.h"
 
 namespace ultrascale::context_break {
+using namespace ultrascale::context_parallel;
 
 inline constexpr int64_t T = 48, B = 2, steps = 3;
 // Can be shared by 1, 2, 3, 4 and 8 ranks: also its heads, of which all ranks get the one key head.

@@ -3,6 +3,7 @@
 #include "context_break.h"
 
 namespace ultrascale::context_break {
+using namespace ultrascale::context_parallel;
 namespace {
 
 TEST(ContextParallelBreak, UnchangedTechniquesPass) {

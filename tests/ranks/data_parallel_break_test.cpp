@@ -9,6 +9,8 @@
 #include "parallel_break.h"
 
 namespace ultrascale {
+using namespace ultrascale::data_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 constexpr int64_t full_bucket = 5000;  // elements

@@ -11,6 +11,7 @@
 #include "train/gradients.h"
 
 namespace ultrascale {
+using namespace ultrascale::expert_parallel;
 namespace {
 
 // Sequences divide by 2, 3, 4 and 8 as the experts do; every rank's tokens are a multiple of 12,

@@ -12,6 +12,7 @@
 #include "train/gradients.h"
 
 namespace ultrascale {
+using namespace ultrascale::expert_parallel;
 namespace {
 
 constexpr int64_t B = 2, T = 24, N = B * T, A = 4, h = 32;  // A: micro-batches of a rank

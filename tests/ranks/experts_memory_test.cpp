@@ -10,6 +10,8 @@
 #include "tests/test_util.h"
 
 namespace ultrascale {
+using namespace ultrascale::expert_parallel;
+using namespace ultrascale::tensor_parallel;
 namespace {
 
 constexpr int64_t B = 2, T = 24, N = B * T;

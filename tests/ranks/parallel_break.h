@@ -10,6 +10,8 @@
 #include "train/data.h"
 
 namespace ultrascale {
+using namespace ultrascale::data_parallel;
+using namespace ultrascale::zero;
 
 constexpr int64_t T = 24, B = 1, A = 2, steps = 3;  // sequence, micro-batch, micro-batches, steps
 inline const LlamaConfig config{
@@ -115,9 +117,8 @@ Checks train_zero(ZeroOptions zero_options) {
     for (const Unit& unit : model.units()) units.push_back(&unit);
     Stage zero(model.parameters(), units, mesh, options, zero_options);
     zero.start();
-    Technique technique{
-        .hooks = &zero,
-        .predicted = predict(zero.layout(), units, zero_options, shape, A, mesh)};
+    Technique technique{.hooks = &zero,
+                        .predicted = predict(zero.layout(), units, zero_options, shape, A, mesh)};
     technique.begin_step = [&] { zero.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };

@@ -9,6 +9,7 @@
 #include "train/gradients.h"
 
 namespace ultrascale::pipeline_break {
+using namespace ultrascale::pipeline;
 
 inline constexpr int64_t T = 16, B = 1, steps = 3;
 inline int ranks() { return Communicator::world().size(); }

@@ -4,6 +4,7 @@
 #include "pipeline_break.h"
 
 namespace ultrascale::pipeline_break {
+using namespace ultrascale::pipeline;
 namespace {
 
 std::vector<std::string> schedules() {

@@ -9,6 +9,8 @@
 #include "train/gradients.h"
 
 namespace ultrascale {
+using namespace ultrascale::mixed_precision;
+using namespace ultrascale::tensor_parallel;
 namespace {
 
 const Communicator& world() { return Communicator::world(); }

@@ -12,6 +12,8 @@
 #include "tests/test_util.h"
 
 namespace ultrascale {
+using namespace ultrascale::mixed_precision;
+using namespace ultrascale::tensor_parallel;
 namespace {
 
 constexpr int64_t N = 32, h = 128;

@@ -7,6 +7,7 @@
 #include "comm_test.h"
 
 using namespace ultrascale;
+using namespace ultrascale::data_parallel;
 
 namespace {
 

@@ -13,6 +13,7 @@
 #include "train/run.h"
 
 namespace ultrascale {
+using namespace ultrascale::data_parallel;
 namespace {
 
 constexpr int64_t T = 16, A = 4, steps = 4, h = 32, F = 48;

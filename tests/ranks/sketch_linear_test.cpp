@@ -17,6 +17,7 @@
 #include "train/run.h"
 
 namespace ultrascale {
+using namespace ultrascale::tensor_parallel;
 namespace {
 
 constexpr int64_t T = 32, B = 1, A = 2, steps = 4;

@@ -10,6 +10,8 @@
 #include "core/threads.h"
 
 namespace ultrascale::pipeline {
+using namespace ultrascale::data_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 // What is done wrong.

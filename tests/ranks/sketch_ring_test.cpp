@@ -18,6 +18,7 @@
 #include "train/run.h"
 
 namespace ultrascale {
+using namespace ultrascale::data_parallel;
 namespace {
 
 constexpr int64_t T = 16, B = 2, A = 2, steps = 4;

@@ -8,6 +8,7 @@
 #include "train/gradients.h"
 
 namespace ultrascale {
+using namespace ultrascale::tensor_parallel;
 namespace {
 
 constexpr int64_t T = 48, B = 1, steps = 3;

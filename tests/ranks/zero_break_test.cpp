@@ -3,6 +3,8 @@
 #include "parallel_break.h"
 
 namespace ultrascale {
+using namespace ultrascale::data_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 TEST(ZeroBreak, UnchangedStagesPass) {

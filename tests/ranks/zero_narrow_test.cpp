@@ -5,6 +5,8 @@
 #include "parallel_break.h"
 
 namespace ultrascale {
+using namespace ultrascale::data_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 constexpr int64_t part = 24;  // elements of a rank's shard

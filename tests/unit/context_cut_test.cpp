@@ -5,6 +5,7 @@
 #include "context_pairs.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
 namespace {
 
 TEST(SequenceCut, EachTokenIsOneRanksAndInOrder) {

@@ -8,6 +8,7 @@
 #include "04_context_parallel/sections.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
 namespace {
 
 constexpr int64_t gib = int64_t(1) << 30;

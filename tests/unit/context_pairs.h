@@ -11,6 +11,7 @@
 #include "04_context_parallel/zigzag.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
 using Starts = std::vector<int32_t>;
 
 // Documents of these lengths, one after the other.

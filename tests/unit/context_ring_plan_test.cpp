@@ -6,6 +6,7 @@
 #include "context_pairs.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
 namespace {
 
 // All ways to cut into parcels: of whole sequences, and of documents.

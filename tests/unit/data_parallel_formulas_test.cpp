@@ -7,6 +7,7 @@
 #include "01_data_parallel/ring_reduce.h"
 
 namespace ultrascale {
+using namespace ultrascale::data_parallel;
 namespace {
 
 TEST(DataParallelFormulas, ARingsHopsDominateAt512Ranks) {

@@ -10,6 +10,8 @@
 #include "comm/comm.h"
 
 namespace ultrascale {
+using namespace ultrascale::single_gpu;
+using namespace ultrascale::zero;
 namespace {
 
 TEST(GptFormulas, AreThePublishedNumbers) {

@@ -7,6 +7,8 @@
 #include "llama_runs.h"
 
 namespace ultrascale::test {
+using namespace ultrascale::single_gpu;
+using namespace ultrascale::zero;
 namespace {
 
 constexpr int64_t B = 2, T = 9;

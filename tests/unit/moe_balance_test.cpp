@@ -8,6 +8,7 @@
 #include "tests/test_util.h"
 
 namespace ultrascale {
+using namespace ultrascale::expert_parallel;
 namespace {
 
 // A row's bits do not depend on the others.

@@ -13,6 +13,7 @@
 #include "tests/test_util.h"
 
 namespace ultrascale {
+using namespace ultrascale::expert_parallel;
 namespace {
 
 using ops::RouterScore;

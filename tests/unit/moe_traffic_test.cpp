@@ -8,6 +8,7 @@
 #include "06_expert_parallel/predict.h"
 
 namespace ultrascale {
+using namespace ultrascale::expert_parallel;
 namespace {
 
 constexpr int experts = 16, k = 4, ep = 8, node_size = 2, tokens = 6000;

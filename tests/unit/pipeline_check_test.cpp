@@ -4,6 +4,7 @@
 #include "05_pipeline/schedules.h"
 
 namespace ultrascale {
+using namespace ultrascale::pipeline;
 namespace {
 
 std::string fault(const Schedule& schedule, double most = 1e9) {

@@ -7,6 +7,7 @@
 #include "05_pipeline/optimal.h"
 
 namespace ultrascale {
+using namespace ultrascale::pipeline;
 namespace {
 
 // All lists of a rank with F, B and W of three micro-batches in order.

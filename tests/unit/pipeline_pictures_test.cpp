@@ -8,6 +8,7 @@
 #include "tests/picture_checks.h"
 
 namespace ultrascale {
+using namespace ultrascale::pipeline;
 namespace {
 
 using namespace test;

@@ -6,6 +6,7 @@
 #include "05_pipeline/schedules.h"
 
 namespace ultrascale {
+using namespace ultrascale::pipeline;
 namespace {
 
 Schedule read(const std::string& text) { return ScheduleReader("my.txt", text).read(); }

@@ -6,6 +6,7 @@
 #include "05_pipeline/schedules.h"
 
 namespace ultrascale {
+using namespace ultrascale::pipeline;
 namespace {
 
 // One line for a rank, without the blanks between actions.

@@ -7,6 +7,7 @@
 #include "05_pipeline/simulate.h"
 
 namespace ultrascale {
+using namespace ultrascale::pipeline;
 namespace {
 
 constexpr StageCost equal{1, 1, 1}, usual{1, 1.3, 0.7};  // F, B, W

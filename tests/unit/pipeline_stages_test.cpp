@@ -8,6 +8,7 @@
 #include "05_pipeline/schedules.h"
 
 namespace ultrascale {
+using namespace ultrascale::pipeline;
 namespace {
 
 StepShape shape_of(const LlamaConfig& config, int64_t seq, ModelOptions model = {}) {

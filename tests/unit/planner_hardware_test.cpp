@@ -8,6 +8,13 @@
 #include "tests/test_files.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
+using namespace ultrascale::expert_parallel;
+using namespace ultrascale::five_d;
+using namespace ultrascale::mixed_precision;
+using namespace ultrascale::pipeline;
+using namespace ultrascale::tensor_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 using Json = nlohmann::ordered_json;

@@ -9,6 +9,14 @@
 #include "tests/only_cards.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
+using namespace ultrascale::data_parallel;
+using namespace ultrascale::expert_parallel;
+using namespace ultrascale::five_d;
+using namespace ultrascale::mixed_precision;
+using namespace ultrascale::pipeline;
+using namespace ultrascale::tensor_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 StepShape shape_of(const std::string& model) {

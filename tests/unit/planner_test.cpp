@@ -7,6 +7,13 @@
 #include "tests/test_files.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
+using namespace ultrascale::expert_parallel;
+using namespace ultrascale::five_d;
+using namespace ultrascale::mixed_precision;
+using namespace ultrascale::pipeline;
+using namespace ultrascale::tensor_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 PlanFor plan_for(const std::string& model, int64_t gpus, int64_t sequences, int64_t seq = 4096) {

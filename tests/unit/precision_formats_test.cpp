@@ -8,6 +8,7 @@
 #include "core/tensor.h"
 
 namespace ultrascale {
+using namespace ultrascale::mixed_precision;
 namespace {
 
 TEST(PrecisionFormats, LimitsAreThoseOfTheStandards) {

@@ -6,6 +6,7 @@
 #include "tests/test_util.h"
 
 namespace ultrascale {
+using namespace ultrascale::mixed_precision;
 namespace {
 
 constexpr int64_t N = 48, h = 160, F1 = 48, F2 = 112, F = F1 + F2;

@@ -7,6 +7,7 @@
 #include "08_mixed_precision/storage.h"
 
 namespace ultrascale {
+using namespace ultrascale::mixed_precision;
 namespace {
 
 Tensor gradient(float x) {

@@ -7,6 +7,7 @@
 #include "train/data.h"
 
 namespace ultrascale {
+using namespace ultrascale::mixed_precision;
 namespace {
 
 const LlamaConfig config{

@@ -6,6 +6,7 @@
 #include "tests/test_files.h"
 
 namespace ultrascale {
+using namespace ultrascale::single_gpu;
 namespace {
 
 using test::expect_error;

@@ -6,6 +6,14 @@
 #include "09_5d_parallel/options.h"
 
 namespace ultrascale {
+using namespace ultrascale::context_parallel;
+using namespace ultrascale::data_parallel;
+using namespace ultrascale::expert_parallel;
+using namespace ultrascale::five_d;
+using namespace ultrascale::mixed_precision;
+using namespace ultrascale::pipeline;
+using namespace ultrascale::tensor_parallel;
+using namespace ultrascale::zero;
 namespace {
 
 std::string error_of(const std::function<void()>& check) {

@@ -5,6 +5,7 @@
 #include "03_tensor_parallel/scaling.h"
 
 namespace ultrascale {
+using namespace ultrascale::tensor_parallel;
 namespace {
 
 TEST(TensorScaling, MeetsThePlaybooksRowsThatWereNotFitted) {
