@@ -9,6 +9,7 @@
 #include "train/gradients.h"
 #include "train/run.h"
 
+using namespace ultrascale;
 using namespace ultrascale::single_gpu;
 
 namespace {

@@ -11,6 +11,7 @@
 #include "ring_latency.h"
 #include "train/run.h"
 
+using namespace ultrascale;
 using namespace ultrascale::data_parallel;
 
 namespace {

@@ -9,6 +9,7 @@
 #include "stages.h"
 #include "train/run.h"
 
+using namespace ultrascale;
 using namespace ultrascale::zero;
 
 namespace {

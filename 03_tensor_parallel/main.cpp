@@ -14,6 +14,7 @@
 #include "train/gradients.h"
 #include "train/run.h"
 
+using namespace ultrascale;
 using namespace ultrascale::tensor_parallel;
 
 namespace {

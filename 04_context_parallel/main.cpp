@@ -16,6 +16,7 @@
 #include "train/gradients.h"
 #include "train/run.h"
 
+using namespace ultrascale;
 using namespace ultrascale::context_parallel;
 
 namespace {

@@ -12,6 +12,7 @@
 #include "train/gradients.h"
 #include "train/run.h"
 
+using namespace ultrascale;
 using namespace ultrascale::pipeline;
 
 namespace {

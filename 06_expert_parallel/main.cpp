@@ -10,6 +10,7 @@
 #include "train/gradients.h"
 #include "train/run.h"
 
+using namespace ultrascale;
 using namespace ultrascale::expert_parallel;
 
 namespace {

@@ -12,6 +12,7 @@
 #include "swiglu_demo.h"
 #include "train/run.h"
 
+using namespace ultrascale;
 using namespace ultrascale::mixed_precision;
 
 namespace {

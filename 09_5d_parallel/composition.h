@@ -41,14 +41,14 @@ public:
           context(of_heads.config, chosen.context, shape.seq, mesh.group("cp")),
           tokens(shared_tokens()),
           fp8(chosen.precision),
-          own(shape, schedule, stages, mesh.group("pp").rank(), parts()),
+          own(shape, schedule, stages, mesh.group("pp").rank(), factories()),
           plan(schedule),
           messages(mesh.group("pp"), plan,
                    stream_shape(shape.micro_batch, shape.seq / chosen.axes.cp), shape.model.dtype),
           executor(schedule, plan, own, messages, mesh.group("pp").rank()),
           units(own.units()) {
         add_holders(mesh, schedule, shape.config);
-        executor.rehearsed = [this] {
+        executor.kernels_loaded = [this] {
             if (experts) experts->balance().begin_step(), experts->traffic().clear();
         };
         if (chosen.zero.stage == 0)

@@ -5,6 +5,7 @@
 #include "options.h"
 #include "planner/places.h"
 
+using namespace ultrascale;
 using namespace ultrascale::five_d;
 
 namespace {
