@@ -205,7 +205,7 @@ LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
 .PHONY: all help demo pictures mpirun test test-all compute-sanitizer run bench fuzz deps format \
-        clean bits test-programs all-test-programs exercise grade solutions prove course \
+        clean bits options test-programs all-test-programs exercise grade solutions prove course \
         slides $(CHAPTERS)
 LONGEST_FIRST := 09_5d_parallel $(CHAPTERS)
 all: $(LONGEST_FIRST) compile_commands.json  ## build all chapters of the chosen backend
@@ -246,6 +246,8 @@ COMPILED_BY = gcc $(shell $(CXX) -dumpfullversion) -march=$(shell $(CXX) -march=
 bits: $(PROGRAMS)  ## compare what 22 runs compute with tests/bits.json (RECORD=yes: write it)
 	@python3 tests/bits.py $(if $(RECORD),record,compare) $(BUILD) "$(COMPILED_BY)" $(MPIRUN) \
 	    $(MPIRUN_FLAGS)
+options: $(PROGRAMS)  ## write down which chapter has which option, as --help says
+	@python3 tests/options.py $(BUILD)
 ifeq ($(BACKEND),cuda)
 test-all: deps  ## every test; on the CPU also the CUDA kernels, sanitizers, Open MPI, fuzzing
 	$(MAKE) $(JOBS) --no-print-directory all-test-programs

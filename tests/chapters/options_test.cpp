@@ -1,5 +1,7 @@
 // Options without effect are refused with the reason, unknown ones with what may have been meant.
 // And the output that all programs have: --json's lines, --log-every, lines on a terminal.
+#include <fmt/ranges.h>
+
 #include <cstdlib>
 #include <set>
 
@@ -99,36 +101,11 @@ std::set<std::string> options_of(const std::string& chapter) {
     return names;
 }
 
-// README.md's table of which chapter has which option agrees with the programs' --help.
-std::string option_table() {
-    const std::vector<std::string> chapters = {
-        "00_single_gpu",      "01_data_parallel",    "02_zero",
-        "03_tensor_parallel", "04_context_parallel", "05_pipeline",
-        "06_expert_parallel", "07_kernels",          "08_mixed_precision",
-        "09_5d_parallel"};
-    std::map<std::string, std::string> has;  // option: a column for each chapter
-    for (size_t c = 0; c < chapters.size(); ++c)
-        for (const std::string& name : options_of(chapters[c])) {
-            std::string& columns = has[name];
-            columns.resize(std::max(columns.size(), chapters.size()), ' ');
-            columns[c] = 'x';
-        }
-    std::map<std::string, std::string> rows;  // the columns: all options that have these
-    for (const auto& [name, columns] : has)
-        rows[columns] += (rows[columns].empty() ? "`" : ", `") + name + "`";
-    std::string table = "| option |";
-    for (const std::string& chapter : chapters) table += " " + chapter.substr(0, 2) + " |";
-    table += "\n|---|---|---|---|---|---|---|---|---|---|---|\n";
-    for (auto row = rows.rbegin(); row != rows.rend(); ++row) {
-        table += "| " + row->second + " |";
-        for (const char mark : row->first) table += fmt::format(" {} |", mark);
-        table += "\n";
-    }
-    return table;
-}
-
-TEST(Options, ReadmeHasTheTable) {
-    EXPECT_TRUE(contains(slurp("README.md"), option_table())) << option_table();
+// README.md's table of which chapter has which option, and the one behind "is an option of".
+TEST(Options, TablesAreWhatTheProgramsSay) {
+    const std::string command =
+        fmt::format("python3 tests/options.py --check {} >&2", built.string());
+    EXPECT_EQ(std::system(command.c_str()), 0) << "make options";
 }
 
 // The exit codes that --help lists are those of the README.
@@ -149,26 +126,25 @@ TEST(Options, ReadmeHasTheExitCodes) {
     }
 }
 
-// The table behind "is an option of" (common/lab/options/other_chapters.h) agrees with the
-// programs' --help.
 TEST(Options, OfOtherChaptersAreKnown) {
     const std::vector<std::string> chapters = {
         "00_single_gpu",      "01_data_parallel",    "02_zero",
-        "03_tensor_parallel", "04_context_parallel", "05_pipeline"};
-    std::map<std::string, std::set<std::string>> options;
-    for (const std::string& chapter : chapters) options[chapter] = options_of(chapter);
-    std::set<std::string> shared = options.at(chapters[0]);
+        "03_tensor_parallel", "04_context_parallel", "05_pipeline",
+        "06_expert_parallel", "07_kernels",          "08_mixed_precision",
+        "09_5d_parallel"};
+    std::map<std::string, std::vector<std::string>> owners;  // of an option
     for (const std::string& chapter : chapters)
-        std::erase_if(shared, [&](const std::string& name) {
-            return name == "--compare" || !options.at(chapter).count(name);
-        });
-    EXPECT_TRUE(shared.count("--model") && shared.count("--json"));
-    for (const std::string& chapter : chapters)
-        for (const std::string& name : options.at(chapter))
-            EXPECT_EQ(contains(chapters_with_option(name), chapter), !shared.count(name))
-                << chapter << " " << name;
-    for (const std::string& name : options_of("07_kernels"))
-        EXPECT_EQ(contains(chapters_with_option(name), "07_kernels"), !shared.count(name)) << name;
+        for (const std::string& name : options_of(chapter)) owners[name].push_back(chapter);
+    std::vector<std::string> training = chapters;
+    std::erase(training, "07_kernels");
+    for (const auto& [name, of] : owners)
+        EXPECT_EQ(chapters_with_option(name), of == chapters ? ""
+                                              : of == training
+                                                  ? "every chapter that trains"
+                                                  : fmt::format("{}", fmt::join(of, " and ")))
+            << name;
+    EXPECT_EQ(owners.at("--model"), training);
+    EXPECT_EQ(owners.at("--json"), chapters);
 }
 
 TEST(JsonLines, NameWhatWasRun) {
