@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "classroom"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "classroom"))
 import limits  # noqa: E402  (found through the line above)
 
 KNOWN = pathlib.Path(__file__).with_name("bits.json")

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "classroom"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "classroom"))
 import build  # noqa: E402
 import describe  # noqa: E402
 import grade  # noqa: E402

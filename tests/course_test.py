@@ -18,10 +18,10 @@ import urllib.parse
 import browser
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "classroom/kit"))
+sys.path.insert(0, str(ROOT / "classroom/kit"))
 import render  # noqa: E402
 
-sys.path.append(str(ROOT / "classroom"))
+sys.path.insert(0, str(ROOT / "classroom"))
 import describe  # noqa: E402
 
 COURSE = ROOT / "classroom/kit/course.py"

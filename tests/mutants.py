@@ -71,7 +71,8 @@ def mutants():
         for n, line in enumerate(lines):
             if NOT_CODE.search(line):
                 continue
-            changed = [line.replace(a, b, 1) for a, b in SWAPS if a in line]
+            code, slashes, comment = line.partition("//")
+            changed = [code.replace(a, b, 1) + slashes + comment for a, b in SWAPS if a in code]
             if CALL.match(line):
                 changed.append("\n")
             places += [(file, n, text) for text in changed]

@@ -15,7 +15,7 @@ import unittest
 import browser
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "classroom"))
+sys.path.insert(0, str(ROOT / "classroom"))
 import report  # noqa: E402
 BUILT = ROOT / "build/cpu"
 missing = ("there is no chromium (apt install chromium)" if not browser.PROGRAM else

@@ -12,7 +12,7 @@ import urllib.parse
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Where Debian's packages are, also if they were unpacked without root or python3 is another one.
 sys.path += [str(ROOT / ".deps/usr/lib/python3/dist-packages"), "/usr/lib/python3/dist-packages"]
-sys.path.append(str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests"))
 try:
     import pygments
     import pygments.formatters
@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     sys.exit(f"{error}: make course installs it on Debian and Ubuntu; elsewhere "
              "pip install markdown-it-py pygments")
-sys.path.append(str(ROOT / "classroom"))
+sys.path.insert(0, str(ROOT / "classroom"))
 from check_docs import anchor_of  # noqa: E402  as GitHub makes them
 from regions import MARKER  # noqa: E402
 

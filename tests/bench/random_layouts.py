@@ -25,7 +25,7 @@ import shlex
 import sys
 import tempfile
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import processes  # noqa: E402
 
 TINY = {

@@ -42,7 +42,7 @@ import time
 
 from sweep_report import report
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import processes  # noqa: E402
 
 STATUS = {0: "ok", 1: "missed", 2: "refused"}

@@ -199,6 +199,9 @@ TEST(ExpertParallel, CompareAndDemo) {
         4, chapter, "--compare --layers 1 --seq 16 --micro-batch 1 --steps 3 --peak-tflops 1");
     EXPECT_EQ(compare.exit_code, 0) << compare.out << compare.err;
     EXPECT_FALSE(contains(compare.out, "MIS")) << compare.out;
+    for (const char* row : {"ep 1 x dp 4 ", "ep 2 x dp 2, expert", "ep 2 x dp 2, rank",
+                            "ep 4 x dp 1, expert", "ep 4 x dp 1, rank"})
+        EXPECT_TRUE(contains(compare.out, row)) << row << " is not in\n" << compare.out;
     for (const int ranks : {1, 2}) {
         const Outcome demo = run_ranks(ranks, chapter, "--demo route");
         EXPECT_EQ(demo.exit_code, 0) << demo.out << demo.err;

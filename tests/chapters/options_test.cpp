@@ -69,6 +69,7 @@ TEST(Options, WithoutEffectAreRefused) {
         refuses(2, "04_context_parallel", fmt::format("--variant ulysses {}", option), {none});
     refuses(2, "04_context_parallel", "--bidirectional on --ring-backward restarted",
             {"--ring-backward " + none});
+    refuses(2, "04_context_parallel", "--tails on", {"--tails is called --bidirectional now"});
     refuses(2, "04_context_parallel", "--compare --bidirectional on",
             {"--compare", "--bidirectional"});
     refuses(2, "04_context_parallel", "--demo merge --json x.jsonl", {"--json", "no figures"});

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import processes  # noqa: E402
 
 LINES = ["gradient", "loss_step_1", "loss_later", "weights"]

@@ -181,6 +181,9 @@ static size_t distance(const std::string& a, const std::string& b) {
 }
 
 // "--stag 3 is not expected; did you mean --stage?"
+// Options that have another name than in earlier versions.
+static constexpr std::pair<const char*, const char*> renamed[] = {{"--tails", "--bidirectional"}};
+
 void OptionList::refuse_unexpected(const std::vector<std::string>& words) const {
     std::string all, hints;
     for (const std::string& word : words) {
@@ -193,7 +196,10 @@ void OptionList::refuse_unexpected(const std::vector<std::string>& words) const 
             for (const std::string& known : option->get_lnames())
                 if (nearest.empty() || distance("--" + known, name) < distance(nearest, name))
                     nearest = "--" + known;
-        if (!owners.empty())
+        const auto former = std::ranges::find(renamed, name, [](const auto& r) { return r.first; });
+        if (former != std::end(renamed))
+            hints += fmt::format("; {} is called {} now", name, former->second);
+        else if (!owners.empty())
             hints += fmt::format("; {} is an option of {}", name, owners);
         else if (distance(nearest, name) <= std::max<size_t>(2, name.size() / 3))
             hints += fmt::format("; did you mean {}?", nearest);
