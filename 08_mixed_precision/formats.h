@@ -70,7 +70,7 @@ std::string explain_code(uint32_t code) {
                        exponent == 0 ? " (subnormal)" : "");
 }
 
-namespace formats {
+namespace formats_demo {
 
 inline void print_limits() {
     print(
@@ -93,6 +93,7 @@ inline void print_blocks() {
         int elements, element_bits, scale_bits;
         double largest, smallest;
     };
+    using formats::E4m3;
     using E2m1 = FloatFormat<2, 1>;  // nvfp4's numbers: 0, 0.5, 1, 1.5, 2, 3, 4, 6; no NaN
     const double e2m1_largest = std::ldexp(1.5, 2);
     print("");
@@ -135,13 +136,13 @@ inline void print_overflow() {
     });
 }
 
-}  // namespace formats
+}  // namespace formats_demo
 
 inline void demo_formats(double number) {
-    formats::print_limits();
-    formats::print_blocks();
-    formats::print_number(number);
-    formats::print_overflow();
+    formats_demo::print_limits();
+    formats_demo::print_blocks();
+    formats_demo::print_number(number);
+    formats_demo::print_overflow();
 }
 
 }  // namespace ultrascale::mixed_precision

@@ -20,7 +20,7 @@ public:
         : options(chosen),
           linears(chosen),
           histogram(chosen.histogram),
-          model(config, model_options, parts(config, model_options), Stage::whole(config)),
+          model(config, model_options, factories(config, model_options), Stage::whole(config)),
           storage(model.parameters(), chosen.recipe, linears.parameters()),
           loss_scale(chosen.loss_scale, model.parameters()),
           fp8_sum(chosen.sum_scaling, is_fp8(chosen.recipe.read()), model.parameters(),
