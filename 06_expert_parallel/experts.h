@@ -10,8 +10,6 @@
 // (Shared experts: DeepSeekMoE, Dai et al. 2024, arXiv 2401.06066.)
 #pragma once
 
-#include <map>
-
 #include "dispatch.h"
 #include "grouped_linear.h"
 #include "model/dropout.h"
@@ -147,7 +145,7 @@ public:
         const Tensor rows = x.view({N, x.cols()}),
                      stream = residual ? residual.view(rows.shape()) : Tensor();
         const Routed routed = router_->forward(rows, saved["router"], context);
-        std::unique_ptr<Journey> journey = start_();
+        const std::shared_ptr<Journey> journey = start_();
         journey->begin(rows, routed);
         if (log_) log_(layer_, routed.experts, journey->places(), context);
         journey->depart(0);
@@ -161,14 +159,13 @@ public:
         const Tensor before = y ? y : stream;
         if (!y) y = activation_like(rows);
         journey->combine(y, before);
-        if (saved.enabled()) under_way_[&saved] = std::move(journey);
+        saved.keep_object(journey);
         return y.view(x.shape());
     }
 
     Tensor backward(const Tensor& dy, Saved& saved, Context& context,
                     WeightGradient when) override {
-        const std::unique_ptr<Journey> journey = std::move(under_way_.at(&saved));
-        under_way_.erase(&saved);
+        const auto journey = saved.take_object<std::shared_ptr<Journey>>();
         const Tensor rows = dy.view({dy.rows(), dy.cols()});
         Tensor dx;
         journey->begin_backward(rows);
@@ -213,7 +210,6 @@ private:
     int64_t chunks_;
     const SeeChoices& log_;
     int64_t layer_;
-    std::map<const Saved*, std::unique_ptr<Journey>> under_way_;  // until their backward
 };
 
 }  // namespace ultrascale::expert_parallel

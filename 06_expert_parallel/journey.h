@@ -20,7 +20,7 @@ struct ExpertRows {
 };
 
 // The rows of one micro-batch on their way through a layer: to their experts and back, and the same
-// way again with gradients. It holds what the way back needs.
+// way again with gradients. It holds what the way back needs, and Saved holds it until then.
 //
 //     begin     for each chunk:  depart   arrive   (experts)   go_back     combine
 //     begin_backward             depart   arrive   (experts)   go_back     end_backward...

@@ -33,7 +33,6 @@ public:
     using Counts = std::vector<double>;             // (E)
     std::map<int64_t, std::vector<Counts>> counts;  // by layer and segment, of this micro-batch
     std::map<int64_t, std::vector<float>> loads;    // by layer, of this step
-    int64_t step = 0;
 
     // The factor of n p for a layer (balance.h); `tokens`: of a segment.
     double factor(double tokens) const {

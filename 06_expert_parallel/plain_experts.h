@@ -48,68 +48,69 @@ public:
                    Context& context) override {
         const int64_t N = x.rows(), h = x.cols(), E = int64_t(experts_.size());
         if (context.training && context.micro_batch == 0) begin_step();
-        x_ = x.view({N, h});
         const Tensor logits = activation({N, E}, DType::fp32);
-        ops::matmul(logits, x_, ops::Transpose::no, gate_->value, ops::Transpose::yes);
-        logits_ = logits.to_host<float>();
-        choose(N, context);
+        ops::matmul(logits, x.view({N, h}), ops::Transpose::no, gate_->value, ops::Transpose::yes);
+        Tokens t{x.view({N, h}), logits.to_host<float>()};
+        choose(t, context);
         const Tensor y =
             shared_ ? shared_->forward(x, residual, saved["shared"], context) : residual;
         std::vector<float> sum = y ? y.to_host_float() : std::vector<float>(size_t(N * h), 0.0f);
-        rows_.assign(size_t(E), {}), outs_.assign(size_t(E), {});
-        for (size_t n = 0; n < routes_.size(); ++n)
-            for (size_t j = 0; j < routes_[n].experts.size(); ++j)
-                if (!dropped_[n * routes_[n].experts.size() + j])
-                    rows_[size_t(routes_[n].experts[j])].push_back(int32_t(n));
+        t.rows.resize(size_t(E)), t.outs.resize(size_t(E));
+        for (size_t n = 0; n < t.routes.size(); ++n)
+            for (size_t j = 0; j < t.routes[n].experts.size(); ++j)
+                if (!t.dropped[n * t.routes[n].experts.size() + j])
+                    t.rows[size_t(t.routes[n].experts[j])].push_back(int32_t(n));
         for (size_t e = 0; e < experts_.size(); ++e)
-            if (!rows_[e].empty())
-                outs_[e] =
+            if (!t.rows[e].empty())
+                t.outs[e] =
                     experts_[e]
-                        ->forward(rows_of(x_, rows_[e]), {}, saved[std::to_string(e)], context)
+                        ->forward(rows_of(t.x, t.rows[e]), {}, saved[std::to_string(e)], context)
                         .to_host_float();
         for (size_t e = 0; e < experts_.size(); ++e)
-            for (size_t i = 0; i < rows_[e].size(); ++i)
+            for (size_t i = 0; i < t.rows[e].size(); ++i)
                 for (int64_t c = 0; c < h; ++c)
-                    sum[size_t(rows_[e][i] * h + c)] +=
-                        float(weight(e, rows_[e][i])) * outs_[e][i * size_t(h) + size_t(c)];
+                    sum[size_t(t.rows[e][i] * h + c)] +=
+                        float(t.weight(e, t.rows[e][i])) * t.outs[e][i * size_t(h) + size_t(c)];
+        saved.keep_object(std::move(t));
         return from_floats(sum, x.shape(), x.dtype());
     }
 
     Tensor backward(const Tensor& dy, Saved& saved, Context& context,
                     WeightGradient when) override {
+        const auto t = saved.take_object<Tokens>();
         const int64_t N = dy.rows(), h = dy.cols();
         const std::vector<float> d = dy.to_host_float();
         std::vector<float> dx(d.size(), 0.0f);
         if (shared_) dx = shared_->backward(dy, saved["shared"], context, when).to_host_float();
         std::vector<std::vector<double>> dweights;
-        for (const Route& route : routes_) dweights.emplace_back(route.experts.size(), 0.0);
+        for (const Route& route : t.routes) dweights.emplace_back(route.experts.size(), 0.0);
         for (size_t e = 0; e < experts_.size(); ++e) {
             std::vector<float> dout;
-            for (size_t i = 0; i < rows_[e].size(); ++i) {
-                const size_t n = size_t(rows_[e][i]);
-                const float w = float(weight(e, int64_t(n)));
+            for (size_t i = 0; i < t.rows[e].size(); ++i) {
+                const size_t n = size_t(t.rows[e][i]);
+                const float w = float(t.weight(e, int64_t(n)));
                 double along = 0;
                 for (size_t c = 0; c < size_t(h); ++c) {
                     const float of = d[n * size_t(h) + c];
                     dout.push_back(w * of);
-                    along += double(of) * double(outs_[e][i * size_t(h) + c]);
+                    along += double(of) * double(t.outs[e][i * size_t(h) + c]);
                 }
-                dweights[n][path(e, n)] = along;
+                dweights[n][t.path(e, n)] = along;
             }
             if (dout.empty()) {
                 for (size_t i = 0; i < 3; ++i) context.contributed(*of_experts_[3 * e + i]);
                 continue;
             }
-            const Tensor in = from_floats(dout, {int64_t(rows_[e].size()), h}, dy.dtype());
+            const Tensor in = from_floats(dout, {int64_t(t.rows[e].size()), h}, dy.dtype());
             const std::vector<float> din =
                 experts_[e]->backward(in, saved[std::to_string(e)], context, when).to_host_float();
             for (size_t i = 0; i < din.size(); ++i)
-                dx[size_t(rows_[e][i / size_t(h)]) * size_t(h) + i % size_t(h)] += din[i];
+                dx[size_t(t.rows[e][i / size_t(h)]) * size_t(h) + i % size_t(h)] += din[i];
         }
-        const Tensor dlogits = router_gradient(dweights, dy.dtype()),
+        const Tensor dlogits = router_gradient(t, dweights, dy.dtype()),
                      through = activation({N, h}, dy.dtype());
         ops::matmul(through, dlogits, ops::Transpose::no, gate_->value, ops::Transpose::no);
-        ops::matmul(gate_->grad, dlogits, ops::Transpose::yes, x_, ops::Transpose::no,
+        ops::matmul(gate_->grad, dlogits, ops::Transpose::yes, t.x, ops::Transpose::no,
                     gate_->begin_contribution());
         context.contributed(*gate_);
         ops::add(through, from_floats(dx, {N, h}, dy.dtype()));
@@ -120,6 +121,22 @@ public:
     }
 
 private:
+    // Of a micro-batch, until its backward.
+    struct Tokens {
+        Tensor x;                   // (N, h)
+        std::vector<float> logits;  // (N, E)
+        std::vector<Route> routes;
+        std::vector<char> dropped, dropped_by_run;  // (N, k)
+        std::vector<std::vector<int32_t>> rows;     // the tokens of each expert
+        std::vector<std::vector<float>> outs;       // what it made of them
+        double weight(size_t e, int64_t n) const {
+            return routes[size_t(n)].weights[path(e, size_t(n))];
+        }
+        size_t path(size_t e, size_t n) const {
+            const std::vector<int>& chosen = routes[n].experts;
+            return size_t(std::ranges::find(chosen, int(e)) - chosen.begin());
+        }
+    };
     // Moves the bias by the loads of the step before.
     void begin_step() {
         std::vector<float>& load = balance_->loads[layer_];
@@ -135,100 +152,94 @@ private:
         load.assign(experts_.size(), 0.0f);
         ++step_;
     }
-    void choose(int64_t N, const Context& context) {
+    void choose(Tokens& t, const Context& context) {
+        const int64_t N = t.x.rows();
         const ExpertsConfig& e = balance_->config.experts;
         const ExpertOptions& o = balance_->options;
         const std::vector<float> bias = bias_ ? bias_.to_host<float>() : std::vector<float>();
-        routes_.clear();
         for (int64_t n = 0; n < N; ++n) {
-            const std::span<const float> row(&logits_[size_t(n * e.count)], size_t(e.count));
-            routes_.push_back(route_token(row, bias, e.router));
+            const std::span<const float> row(&t.logits[size_t(n * e.count)], size_t(e.count));
+            t.routes.push_back(route_token(row, bias, e.router));
             for (int64_t j = 0; o.forced() && j < e.router.top_k; ++j) {
-                routes_.back().experts[size_t(j)] =
+                t.routes.back().experts[size_t(j)] =
                     forced_expert(n % balance_->tokens, j, e.count, e.router.top_k, o.skew);
-                routes_.back().weights[size_t(j)] = 1 / double(e.router.top_k);
+                t.routes.back().weights[size_t(j)] = 1 / double(e.router.top_k);
             }
         }
         const size_t k = size_t(e.router.top_k);
-        dropped_.assign(size_t(N) * k, false), dropped_by_run_ = dropped_;
-        for (int64_t n = 0; context.training && n < N; ++n) follow(n, bias, context);
+        t.dropped.assign(size_t(N) * k, false), t.dropped_by_run = t.dropped;
+        for (int64_t n = 0; context.training && n < N; ++n) follow(t, n, bias, context);
         const int64_t together = balance_->chunk_tokens;
         for (int64_t first = 0; o.capacity_factor > 0 && first < N; first += together) {
             const int64_t tokens = std::min(together, N - first);
-            drop({first, first + tokens}, capacity_of(o, e, tokens));
+            drop(t, {first, first + tokens}, capacity_of(o, e, tokens));
         }
         if (!context.training) return;
-        count(context);
+        count(t, context);
         for (int64_t n = 0; n < N; ++n)
-            balance_->choices.made(key(n, context), routes_[size_t(n)], &dropped_[size_t(n) * k]);
+            balance_->choices.made(key(n, context), t.routes[size_t(n)], &t.dropped[size_t(n) * k]);
     }
     PlainChoices::Key key(int64_t n, const Context& context) const {
         const Batch& batch = context.batch;
         return {step_ - 1, layer_, batch.first_sample + n / batch.length(), n % batch.length()};
     }
-    void follow(int64_t n, const std::vector<float>& bias, const Context& context) {
-        Route& route = routes_[size_t(n)];
+    void follow(Tokens& t, int64_t n, const std::vector<float>& bias, const Context& context) {
+        Route& route = t.routes[size_t(n)];
         const std::vector<int> dropped =
             balance_->choices.follow(key(n, context), route, bias, balance_->config.experts.router);
         for (size_t j = 0; j < route.experts.size(); ++j)
-            dropped_by_run_[size_t(n) * route.experts.size() + j] =
+            t.dropped_by_run[size_t(n) * route.experts.size() + j] =
                 std::ranges::find(dropped, route.experts[j]) != dropped.end();
     }
-    void count(const Context& context) {
+    void count(const Tokens& t, const Context& context) {
         const size_t S = balance_->options.aux == Aux::sequence ? size_t(context.batch.sequences())
                                                                 : 1,
-                     each = routes_.size() / S;
+                     each = t.routes.size() / S;
         auto& counts = balance_->counts[layer_];
         counts.assign(S, PlainBalance::Counts(experts_.size(), 0.0));
-        for (size_t n = 0; n < routes_.size(); ++n)
-            for (int e : routes_[n].experts)
+        for (size_t n = 0; n < t.routes.size(); ++n)
+            for (int e : t.routes[n].experts)
                 ++counts[n / each][size_t(e)], ++balance_->loads[layer_][size_t(e)];
     }
     // Over its capacity an expert drops the last tokens, or those with the smallest weights.
-    void drop(Range tokens, int64_t capacity) {
+    void drop(Tokens& t, Range tokens, int64_t capacity) {
         const bool by_score = balance_->options.drop == Drop::by_score;
         for (size_t e = 0; e < experts_.size(); ++e) {
             std::vector<size_t> choices;  // n k + j
-            const size_t k = routes_[0].experts.size();
+            const size_t k = t.routes[0].experts.size();
             for (size_t n = size_t(tokens.begin); n < size_t(tokens.end); ++n)
-                if (const size_t j = path(e, n); j < k) choices.push_back(n * k + j);
-            const auto weight = [&](size_t c) { return float(routes_[c / k].weights[c % k]); };
+                if (const size_t j = t.path(e, n); j < k) choices.push_back(n * k + j);
+            const auto weight = [&](size_t c) { return float(t.routes[c / k].weights[c % k]); };
             if (by_score) std::ranges::stable_sort(choices, std::greater<>(), weight);
             std::vector<char> mine, theirs;
             std::vector<double> weights;
             for (size_t i = 0; i < choices.size(); ++i) {
                 mine.push_back(i >= size_t(capacity));
-                theirs.push_back(dropped_by_run_[choices[i]]);
+                theirs.push_back(t.dropped_by_run[choices[i]]);
                 if (by_score) weights.push_back(double(weight(choices[i])));
             }
             mine = balance_->choices.follow_drops(step_ - 1, mine, theirs, weights);
-            for (size_t i = 0; i < choices.size(); ++i) dropped_[choices[i]] = mine[i];
+            for (size_t i = 0; i < choices.size(); ++i) t.dropped[choices[i]] = mine[i];
         }
     }
 
-    double weight(size_t e, int64_t n) const {
-        return routes_[size_t(n)].weights[path(e, size_t(n))];
-    }
-    size_t path(size_t e, size_t n) const {
-        const std::vector<int>& chosen = routes_[n].experts;
-        return size_t(std::ranges::find(chosen, int(e)) - chosen.begin());
-    }
-    Tensor router_gradient(const std::vector<std::vector<double>>& dweights, DType dtype) const {
+    Tensor router_gradient(const Tokens& t, const std::vector<std::vector<double>>& dweights,
+                           DType dtype) const {
         const ExpertOptions& o = balance_->options;
         const ops::RouterSettings& settings = balance_->config.experts.router;
         const size_t E = experts_.size(), S = balance_->counts.at(layer_).size(),
-                     each = routes_.size() / S;
+                     each = t.routes.size() / S;
         std::vector<float> all;
-        for (size_t n = 0; n < routes_.size(); ++n) {
-            const Route& route = routes_[n];
+        for (size_t n = 0; n < t.routes.size(); ++n) {
+            const Route& route = t.routes[n];
             std::vector<double> dscores(E, 0.0);
             if (!o.forced()) dscores = score_gradient(route, dweights[n], settings);
             if (o.has_loss()) add_aux(dscores, route.scores, n / each, double(each), double(S));
             std::vector<double> dlogits = logit_gradient(route.scores, dscores, settings.score);
-            if (o.z_coefficient > 0) add_z(dlogits, n);
+            if (o.z_coefficient > 0) add_z(t, dlogits, n);
             all.insert(all.end(), dlogits.begin(), dlogits.end());
         }
-        return from_floats(all, {int64_t(routes_.size()), int64_t(E)}, dtype);
+        return from_floats(all, {int64_t(t.routes.size()), int64_t(E)}, dtype);
     }
     void add_aux(std::vector<double>& dscores, const std::vector<double>& scores, size_t segment,
                  double tokens, double segments) const {
@@ -244,12 +255,12 @@ private:
         for (size_t e = 0; e < scores.size(); ++e) along += factor * counts[e] * scores[e] / sum;
         for (size_t e = 0; e < scores.size(); ++e) dscores[e] += (factor * counts[e] - along) / sum;
     }
-    void add_z(std::vector<double>& dlogits, size_t n) const {
-        const std::span<const float> row(&logits_[n * dlogits.size()], dlogits.size());
+    void add_z(const Tokens& t, std::vector<double>& dlogits, size_t n) const {
+        const std::span<const float> row(&t.logits[n * dlogits.size()], dlogits.size());
         const std::vector<double> p = scores_of(row, ops::RouterScore::softmax);
         const double lse = double(row[0]) - std::log(p[0]),
                      factor = balance_->options.z_coefficient /
-                              (double(routes_.size()) * double(balance_->micro_batches));
+                              (double(t.routes.size()) * double(balance_->micro_batches));
         for (size_t e = 0; e < p.size(); ++e) dlogits[e] += factor * 2 * lse * p[e];
     }
     static Tensor from_floats(const std::vector<float>& values, Shape shape, DType dtype) {
@@ -273,14 +284,7 @@ private:
     std::vector<std::unique_ptr<SwiGLU>> experts_;
     std::vector<Parameter*> of_experts_;  // gate, up and down of each
     std::unique_ptr<SwiGLU> shared_;
-    // Of the micro-batch:
     int64_t step_ = 0;
-    Tensor x_;                   // (N, h)
-    std::vector<float> logits_;  // (N, E)
-    std::vector<Route> routes_;
-    std::vector<char> dropped_, dropped_by_run_;  // (N, k)
-    std::vector<std::vector<int32_t>> rows_;      // the tokens of each expert
-    std::vector<std::vector<float>> outs_;        // what it made of them
 };
 
 // The plain layers with which --verify compares (plain_experts.h).

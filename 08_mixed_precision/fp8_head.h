@@ -51,23 +51,19 @@ protected:
         return logits;
     }
     // Both gradients need dlogits, which is large, so it is read once for both.
-    void input_gradient(Tensor dx, const Tensor& dlogits) const override {
-        rounded_ = product_->rounded_gradient(dlogits), of_ = dlogits;
-        product_->input_product(dx, rounded_.rows);
-        rounded_.rows = {};
+    void input_gradient(Tensor dx, const Tensor& dlogits, Saved& saved) const override {
+        const auto [rows, columns] = product_->rounded_gradient(dlogits);
+        product_->input_product(dx, rows);
+        saved.keep("dlogits8", columns.values), saved.keep("dlogits8_scales", columns.scales);
     }
-    void weight_gradient(const Tensor& dlogits, const Tensor& x) const override {
-        // A split backward may have come to another micro-batch since.
-        if (!of_ || of_.data() != dlogits.data()) rounded_ = product_->rounded_gradient(dlogits);
-        product_->weight_product(rounded_.columns, product_->columns_of_input(x));
-        rounded_ = {}, of_ = {};
+    void weight_gradient(const Tensor&, const Tensor& x, Saved& saved) const override {
+        product_->weight_product({saved.take("dlogits8"), saved.take("dlogits8_scales")},
+                                 product_->columns_of_input(x));
     }
 
 private:
     std::shared_ptr<Fp8Shared> shared_;
     std::unique_ptr<Fp8Linear> product_;
-    mutable Fp8Linear::RowsAndColumns rounded_;  // of_, from the input's gradient to the weight's
-    mutable Tensor of_;
 };
 
 }  // namespace ultrascale::mixed_precision

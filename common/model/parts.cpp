@@ -16,6 +16,11 @@ Tensor Saved::take(const std::string& name) {
     return t;
 }
 
+std::any Saved::take_any() {
+    check(object_.has_value(), "backward asks for an object that forward did not keep");
+    return std::exchange(object_, {});
+}
+
 Saved& Saved::operator[](const std::string& child) {
     auto [it, is_new] = children_.try_emplace(child);
     if (is_new) it->second.enabled_ = enabled_;
@@ -215,12 +220,12 @@ Tensor Head::local_logits(const Tensor& x) const {
     return logits;
 }
 
-void Head::input_gradient(Tensor dx, const Tensor& dlogits) const {
+void Head::input_gradient(Tensor dx, const Tensor& dlogits, Saved&) const {
     const TraceName pass(TraceName::pass, "dX");
     ops::matmul(dx, dlogits, Transpose::no, weight_->value, Transpose::no);
 }
 
-void Head::weight_gradient(const Tensor& dlogits, const Tensor& x) const {
+void Head::weight_gradient(const Tensor& dlogits, const Tensor& x, Saved&) const {
     const TraceName pass(TraceName::pass, "dW");
     ops::matmul(weight_->grad, dlogits, Transpose::yes, x, Transpose::no,
                 weight_->begin_contribution());
@@ -244,8 +249,8 @@ void Head::forward(const Tensor& x, Saved& saved, Context& context) {
         Tensor logits = local_logits(part);            // (n, V)
         loss(logits, flat_targets.slice(begin, end), context);
         if (gradients_now) {  // the logits now hold their gradient
-            input_gradient(dx.view(flat_x.shape()).slice(begin, end), logits);
-            weight_gradient(logits, part);
+            input_gradient(dx.view(flat_x.shape()).slice(begin, end), logits, saved);
+            weight_gradient(logits, part, saved);
         } else {
             saved.keep("dlogits", logits);
         }
@@ -261,12 +266,12 @@ Tensor Head::backward_input(Saved& saved, Context& context) {
     const int64_t B = context.batch.sequences(), T = context.batch.length();
     const Tensor& weight = weight_->value;                          // (V, h)
     Tensor dx = activation({B, T, weight.cols()}, weight.dtype());  // (B, T, h)
-    input_gradient(dx, saved.get("dlogits"));
+    input_gradient(dx, saved.get("dlogits"), saved);
     return dx;
 }
 
 void Head::backward_weight(Saved& saved, Context& context) {
-    if (chunk_ == 0) weight_gradient(saved.take("dlogits"), saved.take("x"));
+    if (chunk_ == 0) weight_gradient(saved.take("dlogits"), saved.take("x"), saved);
     context.contributed(*weight_);
 }
 

@@ -12,6 +12,7 @@
 // nest, e.g. a tensor-parallel linear is communication around an inner Linear.
 #pragma once
 
+#include <any>
 #include <functional>
 #include <map>
 #include <memory>
@@ -25,8 +26,9 @@
 
 namespace ultrascale {
 
-// The tensors that forward keeps for backward, by name; a part's children keep theirs in
-// saved["child"].
+// What forward keeps for backward: tensors by name, and at most one object of the part's own type;
+// a part's children keep theirs in saved["child"]. As nothing is kept in the parts, any number of
+// micro-batches can be in flight, and whoever frees a Saved frees all that its forward kept.
 class Saved {
 public:
     void keep(const std::string& name, Tensor t) {
@@ -38,17 +40,27 @@ public:
     Tensor take(const std::string& name);  // returns and removes it
     // for a tensor that backward can compute again
     void drop(const std::string& name) { tensors_.erase(name); }
+    // What no tensor says, such as how many rows went to which rank.
+    void keep_object(std::any object) {
+        if (enabled_) object_ = std::move(object);
+    }
+    template <class Object>
+    Object take_object() {  // returns and removes it
+        return std::any_cast<Object>(take_any());
+    }
     Saved& operator[](const std::string& child);
     // From here on it and its children keep nothing: for validation, or a forward that will be
     // recomputed.
     void disable();
-    // Calls visit(path, tensor) for everything kept, e.g. "layers.0/qkv_proj/x".
+    // Calls visit(path, tensor) for every tensor kept by name, e.g. "layers.0/qkv_proj/x".
     void for_each(const std::function<void(const std::string&, const Tensor&)>& visit,
                   const std::string& prefix = "") const;
 
 private:
+    std::any take_any();
     bool enabled_ = true;
     std::map<std::string, Tensor> tensors_;
+    std::any object_;
     std::map<std::string, Saved> children_;
 };
 
@@ -266,11 +278,13 @@ protected:
     // overwritten with their gradient.
     virtual void loss(Tensor logits, const Tensor& targets, Context& context) const;
     // The products alone, of which the functions above consist, for a head that multiplies in
-    // another way. With chunks of tokens, each is called once for every chunk.
-    virtual Tensor local_logits(const Tensor& x) const;                   // x W^T
-    virtual void input_gradient(Tensor dx, const Tensor& dlogits) const;  // dx = dlogits W
-    virtual void weight_gradient(const Tensor& dlogits,
-                                 const Tensor& x) const;  // dW += dlogits^T x
+    // another way. With chunks of tokens, each is called once for every chunk. The first gradient
+    // may keep something for the second one, which comes later.
+    virtual Tensor local_logits(const Tensor& x) const;  // x W^T
+    virtual void input_gradient(Tensor dx, const Tensor& dlogits,
+                                Saved& saved) const;  // dx = dlogits W
+    virtual void weight_gradient(const Tensor& dlogits, const Tensor& x,
+                                 Saved& saved) const;  // dW += dlogits^T x
     Parameter* weight_;
     int64_t chunk_;
 };

@@ -109,6 +109,12 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
     const auto backward =
         run(none, [&] { model.backward(message(stage.head, 52), saved[1], contexts[1]); });
     EXPECT_EQ(backward.first, 0);
+    // What forward kept moves with Saved, and goes with it.
+    forward(0)();
+    saved[1] = std::exchange(saved[0], {});
+    EXPECT_EQ(now(), none + first.first);
+    saved[1] = {};
+    EXPECT_EQ(now(), none);
 
     LocalSizes sizes = local_sizes(shape, of.tensor, tp.rank());
     sizes.layers = stage.last_layer - stage.first_layer;
