@@ -45,19 +45,20 @@ private:
     std::vector<std::pair<Tensor, int64_t>> counted_;
 };
 
-class CapacityJourney : public ChoiceJourney {
+class CapacityDispatcher : public ChoiceDispatcher {
 public:
     // `capacity_of`: the rows that an expert takes of so many tokens.
-    CapacityJourney(const Communicator& ep, int64_t experts, int64_t chunks, Traffic& traffic,
-                    Stream& stream, std::function<int64_t(int64_t tokens)> capacity_of, Drop drop,
-                    CapacityPlan& plan)
-        : ChoiceJourney(ep, experts, chunks, traffic, stream),
+    CapacityDispatcher(const Communicator& ep, int64_t experts, int64_t chunks,
+                       DispatchStatistics& statistics, Stream& stream,
+                       std::function<int64_t(int64_t tokens)> capacity_of, Drop drop,
+                       CapacityPlan& plan)
+        : ChoiceDispatcher(ep, experts, chunks, statistics, stream),
           capacity_of_(std::move(capacity_of)),
           drop_(drop),
           plan_(plan) {}
 
-    Tensor places() const override { return place_; }
-    void begin(const Tensor& x, const Routed& routed) override {
+    Tensor positions() const override { return place_; }
+    void permute(const Tensor& x, const Routed& routed) override {
         const int64_t k = routed.experts.cols(), ranks = ep_.size();
         cut(x.rows(), [&](int64_t tokens) { return experts_ * capacity_of_(tokens); });
         place_ = activation(routed.experts.shape(), DType::int32);
@@ -71,15 +72,15 @@ public:
             ops::capacity_slots(of(place_, chunk), experts, sorted, position, counts, capacity,
                                 drop_ == Drop::by_score ? of(routed.weights, chunk) : Tensor());
             set_rows(chunk, x, routed);
-            if (traffic_.backward_follows()) plan_.count(counts, capacity);
+            if (statistics_.backward_follows()) plan_.count(counts, capacity);
             const std::vector<int32_t> each(size_t(experts_ / ranks), int32_t(ranks * capacity));
             chunk.counts =
                 Tensor::from_host<int32_t>(each, {int64_t(each.size())}, Memory::workspace);
             const std::vector<int64_t> equal(size_t(ranks), places / ranks);
-            chunk.travel = {equal, equal};
+            chunk.split_sizes = {equal, equal};
             chunk.by_expert = plan_.blocks();
         }
-        tell_traffic(x.cols(), x.dtype());
+        record_statistics(x.cols(), x.dtype());
     }
 
 private:

@@ -21,32 +21,32 @@
 // need. capacity.h does without.
 #pragma once
 
-#include "journey.h"
 #include "kernels/ops_experts.h"
+#include "token_dispatcher.h"
 
 namespace ultrascale::expert_parallel {
 
 // One row for each choice: what dispatches with and without a capacity (capacity.h) share.
-class ChoiceJourney : public Journey {
+class ChoiceDispatcher : public TokenDispatcher {
 public:
     // `ep`: the ranks that share E experts, of which each holds E / ep neighbouring ones. `stream`:
     // of communication; compute_stream(): nothing overlaps.
-    ChoiceJourney(const Communicator& ep, int64_t experts, int64_t chunks, Traffic& traffic,
-                  Stream& stream)
+    ChoiceDispatcher(const Communicator& ep, int64_t experts, int64_t chunks,
+                     DispatchStatistics& statistics, Stream& stream)
         : ep_(ep),
           experts_(experts),
-          traffic_(traffic),
+          statistics_(statistics),
           stream_(stream),
           chunks_(static_cast<size_t>(chunks)) {}
 
     int64_t chunks() const override { return int64_t(chunks_.size()); }
-    void depart(int64_t c) override {
+    void start_dispatch(int64_t c) override {
         if (ep_.size() == 1) return;
         Chunk& chunk = at(c);
         chunk.work = there(chunk.in.rows, rows_, chunk);
         if (weights_) chunk.of_weights = there(chunk.in.weights, weights_, chunk);
     }
-    ExpertRows arrive(int64_t c) override {
+    ExpertRows finish_dispatch(int64_t c) override {
         Chunk& chunk = at(c);
         if (ep_.size() == 1)
             return {std::exchange(rows_, {}), chunk.counts, std::exchange(weights_, {})};
@@ -59,7 +59,7 @@ public:
             in.weights = chunk.by_expert->in_order(std::exchange(chunk.in.weights, {}));
         return in;
     }
-    void go_back(int64_t c, ExpertRows rows) override {
+    void start_combine(int64_t c, ExpertRows rows) override {
         if (ep_.size() == 1) {
             rows_ = std::move(rows.rows), dweights_ = std::move(rows.weights);
             return;
@@ -69,7 +69,7 @@ public:
         if (rows.weights) chunk.of_weights = back(dweights_, std::move(rows.weights), chunk);
         chunk.work = back(rows_, std::move(rows.rows), chunk);
     }
-    void combine(Tensor y, const Tensor& residual) override {
+    void finish_combine(Tensor y, const Tensor& residual) override {
         chunks_.back().work.wait();
         for (const Chunk& chunk : chunks_)
             ops::sum_rows(of(y, chunk), of(rows_, chunk.rows), of(place_, chunk),
@@ -97,7 +97,7 @@ public:
 protected:
     struct Chunk {
         Range tokens, rows;                             // of x, and of the rows here
-        Travel travel;                                  // with ep > 1
+        SplitSizes split_sizes;                         // with ep > 1
         Tensor counts;                                  // (G) int32
         std::shared_ptr<const RowsByExpert> by_expert;  // with ep > 1
         ExpertRows in;                                  // on its way
@@ -130,25 +130,26 @@ protected:
         rows_ = new_rows(x.cols(), x.dtype());
         weights_ = new_rows(1, DType::fp32);
     }
-    // When all chunks know their travel: what will be sent, and what the experts here will get.
-    void tell_traffic(int64_t h, DType dtype) {
-        Traffic::Rows rows{.hops = {{chunks_.back().rows.end, 0}}};
+    // When all chunks know their split sizes: what will be sent, and what the experts here will
+    // get.
+    void record_statistics(int64_t h, DType dtype) {
+        DispatchStatistics::Rows rows{.stages = {{chunks_.back().rows.end, 0}}};
         for (const Chunk& chunk : chunks_) {
-            const bool travels = ep_.size() > 1;
-            if (travels) {
-                traffic_.there_and_back(ep_, chunk.travel, h * dtype_bytes(dtype));
-                traffic_.one_way(ep_, chunk.travel.to, sizeof(float));  // weights
-                traffic_.gradient_back(ep_, chunk.travel.from, sizeof(float));
+            const bool sends = ep_.size() > 1;
+            if (sends) {
+                statistics_.there_and_back(ep_, chunk.split_sizes, h * dtype_bytes(dtype));
+                statistics_.one_way(ep_, chunk.split_sizes.to, sizeof(float));  // weights
+                statistics_.gradient_back(ep_, chunk.split_sizes.from, sizeof(float));
             }
-            rows.chunks.push_back(travels ? chunk.travel.received() : chunk.rows.size());
-            rows.at_experts += rows.chunks.back(), rows.hops[0].arrived += rows.chunks.back();
+            rows.chunks.push_back(sends ? chunk.split_sizes.received() : chunk.rows.size());
+            rows.at_experts += rows.chunks.back(), rows.stages[0].arrived += rows.chunks.back();
         }
-        traffic_.rows(rows);
+        statistics_.rows(rows);
     }
 
     const Communicator& ep_;
     int64_t experts_;
-    Traffic& traffic_;
+    DispatchStatistics& statistics_;
     Stream& stream_;
     std::vector<Chunk> chunks_;
     Tensor place_;               // (N, k), within the chunk's rows
@@ -158,29 +159,29 @@ protected:
 private:
     Tensor new_rows(int64_t columns, DType dtype) const {
         const Tensor rows = activation({chunks_.back().rows.end, columns}, dtype);
-        if (places()) ops::fill(rows, 0);  // some may be used by nobody
+        if (positions()) ops::fill(rows, 0);  // some may be used by nobody
         return rows;
     }
     // A chunk of rows or weights travels to its experts, and from there into `all`.
     Work there(Tensor& in, const Tensor& all, const Chunk& chunk) const {
-        in = activation({chunk.travel.received(), all.cols()}, all.dtype());
-        return exchange_rows(ep_, in, of(all, chunk.rows), chunk.travel.to, chunk.travel.from,
-                             stream_);
+        in = activation({chunk.split_sizes.received(), all.cols()}, all.dtype());
+        return exchange_rows(ep_, in, of(all, chunk.rows), chunk.split_sizes.to,
+                             chunk.split_sizes.from, stream_);
     }
     Work back(Tensor& all, Tensor rows, const Chunk& chunk) const {
         const Tensor out = chunk.by_expert->as_they_came(rows);
         rows = {};
         if (!all) all = activation({chunks_.back().rows.end, out.cols()}, out.dtype());
-        return exchange_rows(ep_, of(all, chunk.rows), out, chunk.travel.from, chunk.travel.to,
-                             stream_);
+        return exchange_rows(ep_, of(all, chunk.rows), out, chunk.split_sizes.from,
+                             chunk.split_sizes.to, stream_);
     }
 };
 
-class ExpertJourney : public ChoiceJourney {
+class ExpertDispatcher : public ChoiceDispatcher {
 public:
-    using ChoiceJourney::ChoiceJourney;
+    using ChoiceDispatcher::ChoiceDispatcher;
 
-    void begin(const Tensor& x, const Routed& routed) override {
+    void permute(const Tensor& x, const Routed& routed) override {
         const int64_t k = routed.experts.cols(), ranks = ep_.size(), here = experts_ / ranks;
         cut(x.rows(), [k](int64_t tokens) { return tokens * k; });
         const Tensor counts =
@@ -198,7 +199,7 @@ public:
             set_rows(chunk, x, routed);
         }
         if (ranks > 1) exchange_counts(counts);
-        tell_traffic(x.cols(), x.dtype());
+        record_statistics(x.cols(), x.dtype());
     }
 
 private:
@@ -210,7 +211,7 @@ private:
         for (int64_t c = 0; c < chunks(); ++c) {
             const Range rows{c * ranks, (c + 1) * ranks};
             ep_.all_to_all(in.slice(rows.begin, rows.end), counts.slice(rows.begin, rows.end));
-            traffic_.one_way(ep_, std::vector<int64_t>(size_t(ranks), here), sizeof(int32_t));
+            statistics_.one_way(ep_, std::vector<int64_t>(size_t(ranks), here), sizeof(int32_t));
         }
         const std::vector<int32_t> mine = read_counts(counts), theirs = read_counts(in);
         for (int64_t c = 0; c < chunks(); ++c) {
@@ -219,8 +220,8 @@ private:
                 return std::vector<int32_t>(first, first + experts_);
             };
             Chunk& chunk = at(c);
-            chunk.travel = {rows_by_rank(of_chunk(mine), ranks),
-                            rows_by_rank(of_chunk(theirs), ranks)};
+            chunk.split_sizes = {rows_by_rank(of_chunk(mine), ranks),
+                                 rows_by_rank(of_chunk(theirs), ranks)};
             chunk.by_expert = std::make_shared<RowsByExpert>(of_chunk(theirs), ranks, here);
             chunk.counts = chunk.by_expert->counts();
         }

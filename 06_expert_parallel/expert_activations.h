@@ -27,12 +27,12 @@ private:
 };
 
 // A layer's experts, in bytes, for the rows that came: moment by moment, as experts.h and the
-// journeys allocate and free. Their norm's output, the router's input, is counted with the norm.
+// dispatchers allocate and free. Their norm's output, the router's input, is counted with the norm.
 class ExpertActivations : public FeedForwardActivations {
 public:
     // `tokens`: that this rank routes.
     ExpertActivations(const StepShape& shape, const ExpertOptions& o, int64_t tokens,
-                      const Traffic::Rows& rows)
+                      const DispatchStatistics::Rows& rows)
         : rows_(rows),
           by_rank_(o.ep > 1 && o.dispatch == Dispatch::rank),
           travels_(o.ep > 1),
@@ -49,7 +49,7 @@ public:
         logits_ = o.z_coefficient > 0 ? scores_ : 0;
         choice_ = N * double(config.router.top_k) * 4;
         names_ = double(config.router.top_k) * 4;
-        arrived_ = double(rows.hops.back().arrived);
+        arrived_ = double(rows.stages.back().arrived);
 
         const double R = double(rows.at_experts);
         kept = logits_ + scores_ + choice_ + (by_rank_ ? arrived_ * names_ : choice_) +
@@ -111,11 +111,11 @@ private:
     // ---- one copy for each choice ----
 
     double chunk(size_t c) const { return double(rows_.chunks[c]); }
-    double leave() const { return double(rows_.hops[0].left); }
+    double leave() const { return double(rows_.stages[0].left); }
     // Chunk c arrives and the next one departs, and it goes back after `experts`; then `rest`.
     // Weights travel there, their gradients back.
-    void journey(Ledger& l, bool there, const std::function<void(double R)>& experts,
-                 const std::function<void(double R)>& rest) const {
+    void dispatch_and_combine(Ledger& l, bool there, const std::function<void(double R)>& experts,
+                              const std::function<void(double R)>& rest) const {
         const size_t n = rows_.chunks.size();
         const double home = leave() * row_, weights = leave() * 4;
         const auto in = [&](size_t c) { return chunk(c) * row_; };
@@ -142,7 +142,7 @@ private:
         l.brief(choice_ / n);  // the order of a chunk
         if (travels_) l.take(chunk(0) * (row_ + 4));
         shared_forward(l, keeps);
-        journey(
+        dispatch_and_combine(
             l, true, [&](double R) { experts_forward(l, R, keeps); }, [](double) {});
         if (!shared_) l.take(tokens_);
         return l;
@@ -152,7 +152,7 @@ private:
         l.take(leave() * row_);
         if (travels_) l.take(chunk(0) * row_);
         shared_backward(l, split);
-        journey(
+        dispatch_and_combine(
             l, false, [&](double R) { experts_backward(l, R, split); },
             [&](double R) { gate_up_backward(l, R, split); });
         l.take(choice_);  // the weights' gradients, where the router is
@@ -164,70 +164,73 @@ private:
     // ---- one copy for each rank ----
 
     // Where rows arrive is no activation if it is a buffer that stays.
-    static double in_memory(const Traffic::Rows::OfHop& hop) { return hop.in_buffer ? 0 : 1; }
-    // What came back to a hop's tokens: `size` bytes for each, of a row or of numbers beside it.
-    static double at_home(const Traffic::Rows::OfHop& hop, double size, bool row) {
-        return double(hop.left) * size * (row ? in_memory(hop) : 1);
+    static double in_memory(const DispatchStatistics::Rows::OfStage& stage) {
+        return stage.in_buffer ? 0 : 1;
+    }
+    // What came back to a stage's tokens: `size` bytes for each, of a row or of numbers beside it.
+    static double at_home(const DispatchStatistics::Rows::OfStage& stage, double size, bool row) {
+        return double(stage.left) * size * (row ? in_memory(stage) : 1);
     }
 
     // Rows that arrived are stored once more, for each expert, and summed where the experts are.
     Ledger forward_by_rank(bool keeps) const {
         const double R = double(rows_.at_experts);
         Ledger l(router(keeps));
-        double before = 0;  // that an earlier hop brought
-        for (const Traffic::Rows::OfHop& hop : rows_.hops) {
-            const double leave = double(hop.most), came = double(hop.arrived),
-                         rows = came * row_ * in_memory(hop);
+        double before = 0;  // that an earlier stage brought
+        for (const DispatchStatistics::Rows::OfStage& stage : rows_.stages) {
+            const double leave = double(stage.most), came = double(stage.arrived),
+                         rows = came * row_ * in_memory(stage);
             l.take(leave * (row_ + names_));  // rows and weights
             l.take(rows + came * names_), l.free(leave * names_ + before);
             before = rows + came * names_;
-            if (&hop == &rows_.hops.back()) l.take(arrived_ * names_), l.brief(arrived_ * names_);
-            if (&hop == &rows_.hops.front()) shared_forward(l, keeps);
+            if (&stage == &rows_.stages.back())
+                l.take(arrived_ * names_), l.brief(arrived_ * names_);
+            if (&stage == &rows_.stages.front()) shared_forward(l, keeps);
             l.free(leave * row_);
         }
         l.take(R * (row_ + 4)), l.free(before);  // rows and weights
         experts_forward(l, R, keeps);
-        go_back(l, R * row_, row_, true);
+        start_combine(l, R * row_, row_, true);
         if (!shared_) l.take(tokens_);
-        go_home(l, row_, true);
+        combine_over_stages(l, row_, true);
         return l;
     }
     Ledger backward_by_rank(bool split) const {
         const double R = double(rows_.at_experts);
         Ledger l(kept + dy_);
         double before = 0;
-        for (const Traffic::Rows::OfHop& hop : rows_.hops) {
-            const double rows = double(hop.arrived) * row_ * in_memory(hop);
-            l.take(double(hop.left) * row_ + rows);
-            if (&hop == &rows_.hops.front()) shared_backward(l, split);
-            l.free(double(hop.left) * row_ + before), before = rows;
+        for (const DispatchStatistics::Rows::OfStage& stage : rows_.stages) {
+            const double rows = double(stage.arrived) * row_ * in_memory(stage);
+            l.take(double(stage.left) * row_ + rows);
+            if (&stage == &rows_.stages.front()) shared_backward(l, split);
+            l.free(double(stage.left) * row_ + before), before = rows;
         }
         l.take(R * row_), l.free(before);
         experts_backward(l, R, split);
-        go_back(l, R * 4, names_, false);
-        go_back(l, R * row_, row_, true);
+        start_combine(l, R * 4, names_, false);
+        start_combine(l, R * row_, row_, true);
         gate_up_backward(l, R, split);
         l.take(choice_);
-        go_home(l, names_, false);
+        combine_over_stages(l, names_, false);
         router_backward(l, split);
-        go_home(l, row_, true);
+        combine_over_stages(l, row_, true);
         return l;
     }
     // The experts' `rows` become a sum for each row that came, of `size` bytes, which sets out.
-    void go_back(Ledger& l, double rows, double size, bool row) const {
+    void start_combine(Ledger& l, double rows, double size, bool row) const {
         l.take(arrived_ * size), l.free(rows);
-        l.take(at_home(rows_.hops.back(), size, row));
+        l.take(at_home(rows_.stages.back(), size, row));
     }
-    // It arrives, and takes the other hops.
-    void go_home(Ledger& l, double size, bool row) const {
-        for (size_t i = rows_.hops.size(); i-- > 0;) {
-            if (i > 0) l.take(double(rows_.hops[i - 1].arrived) * size);
-            l.free(double(rows_.hops[i].arrived) * size + at_home(rows_.hops[i], size, row));
-            if (i > 0) l.take(at_home(rows_.hops[i - 1], size, row));
+    // It arrives, and takes the other stages.
+    void combine_over_stages(Ledger& l, double size, bool row) const {
+        for (size_t i = rows_.stages.size(); i-- > 0;) {
+            if (i > 0) l.take(double(rows_.stages[i - 1].arrived) * size);
+            l.free(double(rows_.stages[i].arrived) * size + at_home(rows_.stages[i], size, row));
+            if (i > 0) l.take(at_home(rows_.stages[i - 1], size, row));
         }
     }
 
-    Traffic::Rows rows_;
+    DispatchStatistics::Rows rows_;
     bool by_rank_, travels_, sorts_, has_loss_, shared_;
     double row_, features_;  // of a row: h elements, F elements
     // (N, h); the same with dropout's copy; the shared experts' gate, up or a; a number for each
@@ -240,7 +243,7 @@ private:
 // `stage`: the sizes of this rank's share of layers from `first_layer` on; those with experts had
 // these `rows`, by layer.
 inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& shape,
-                                    const ExpertOptions& o, const Traffic::ByLayer& rows,
+                                    const ExpertOptions& o, const DispatchStatistics::ByLayer& rows,
                                     int64_t first_layer = 0) {
     StageBytes bytes;
     std::vector<LocalSizes> layers(size_t(stage.layers), stage);  // one at a time
@@ -282,7 +285,7 @@ inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& sh
 
 // The peak of a whole model's activations in a micro-batch whose layers had these rows.
 inline double peak_activations(const StepShape& shape, const ExpertOptions& o,
-                               const Traffic::ByLayer& rows) {
+                               const DispatchStatistics::ByLayer& rows) {
     return stage_activations(local_sizes(shape), shape, o, rows).most();
 }
 

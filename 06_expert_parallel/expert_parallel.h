@@ -28,7 +28,7 @@ public:
           all_(shared.all ? *shared.all : mesh.group({"dp", "ep"})),
           balance_(config, options, accumulated * mesh.group({"dp", "ep"}).size(), accumulated,
                    shared),
-          traffic_({.ranks = options.node_size}),
+          statistics_({.ranks = options.node_size}),
           capacity_(ep_.size(), config.experts.count) {
         if (options.max_nodes > 0) nodes_.emplace(ep_, Nodes{.ranks = options.node_size});
     }
@@ -51,8 +51,8 @@ public:
     }
 
     LoadBalance& balance() { return balance_; }
-    Traffic& traffic() { return traffic_; }
-    const Arrivals& arrivals() const { return arrivals_; }
+    DispatchStatistics& statistics() { return statistics_; }
+    const ReceiveBuffer& receive_buffer() const { return receive_buffer_; }
     CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
     // The tokens that this rank routes, of a micro-batch's.
@@ -87,7 +87,7 @@ private:
         }
         return std::make_unique<ExpertsLayer>(
             std::move(router), GroupedSwiGLU(std::move(gate_up), std::move(down)),
-            std::move(shared), traffic_, balance_, [this] { return journey(); },
+            std::move(shared), statistics_, balance_, [this] { return dispatcher(); },
             options_.chunks_here(), log, layer.layer);
     }
     // Registers these matrices (out, in) of each of this rank's experts, expert by expert.
@@ -112,32 +112,32 @@ private:
         for (const char* matrix : matrices) name += fmt::format(".{}", matrix);
         return {std::move(all), here, std::move(name)};
     }
-    std::unique_ptr<Journey> journey() {
+    std::unique_ptr<TokenDispatcher> dispatcher() {
         const int64_t E = config_.experts.count, here = E / ep_.size();
         const int chunks = options_.chunks_here();
         Stream& beside =
             options_.overlap == ExpertOverlap::none ? compute_stream() : communication_stream();
         if (options_.capacity_factor > 0)
-            return std::make_unique<CapacityJourney>(
-                ep_, E, chunks, traffic_, beside,
+            return std::make_unique<CapacityDispatcher>(
+                ep_, E, chunks, statistics_, beside,
                 [this](int64_t tokens) { return capacity_of(options_, config_.experts, tokens); },
                 options_.drop, capacity_);
         if (options_.dispatch == Dispatch::expert || ep_.size() == 1)
-            return std::make_unique<ExpertJourney>(ep_, E, chunks, traffic_, beside);
-        std::vector<Hop> hops;
+            return std::make_unique<ExpertDispatcher>(ep_, E, chunks, statistics_, beside);
+        std::vector<DispatchStage> stages;
         if (nodes_)
-            hops = nodes_->hops(here, traffic_);
+            stages = nodes_->stages(here, statistics_);
         else
-            hops.emplace_back(ep_, here, traffic_, &arrivals_);
-        return std::make_unique<RankJourney>(std::move(hops), here, traffic_, beside);
+            stages.emplace_back(ep_, here, statistics_, &receive_buffer_);
+        return std::make_unique<RankDispatcher>(std::move(stages), here, statistics_, beside);
     }
 
     LlamaConfig config_;
     ExpertOptions options_;
     const Communicator &ep_, &all_;
     LoadBalance balance_;
-    Traffic traffic_;
-    Arrivals arrivals_;
+    DispatchStatistics statistics_;
+    ReceiveBuffer receive_buffer_;
     CapacityPlan capacity_;
     std::optional<NodeHops> nodes_;
 };

@@ -31,20 +31,20 @@ class ExpertRun {
 public:
     // The most that this rank's activations take in a step, in bytes, in which each micro-batch had
     // these rows.
-    using Peak = std::function<double(const std::map<int, Traffic::ByLayer>& rows)>;
+    using Peak = std::function<double(const std::map<int, DispatchStatistics::ByLayer>& rows)>;
     // `peak`: a composition's own; by default that of one micro-batch after the other through a
     // whole model.
     ExpertRun(const StepShape& shape, const ExpertOptions& options, ExpertParallel& experts,
               Peak peak = {})
         : shape_(shape), options_(options), experts_(experts), peak_of_step_(std::move(peak)) {
         if (!peak_of_step_)
-            peak_of_step_ = [this](const std::map<int, Traffic::ByLayer>& rows) {
+            peak_of_step_ = [this](const std::map<int, DispatchStatistics::ByLayer>& rows) {
                 double most = 0;
                 for (const auto& [m, of_layers] : rows)
                     most = std::max(most, peak_activations(shape_, options_, of_layers));
                 return most;
             };
-        experts.traffic().clear();
+        experts.statistics().clear();
     }
     ExpertRun(const ExpertRun&) = delete;  // peak_of_step_ keeps a pointer to it
     const ExpertOptions& options() const { return options_; }
@@ -54,7 +54,7 @@ public:
         loads_.push_back(std::move(loads));
         const CapacityPlan::Dropped dropped = experts_.capacity().end_step();
         dropped_.choices += dropped.choices, dropped_.dropped += dropped.dropped;
-        const std::map<int, Traffic::ByLayer> rows = experts_.traffic().end_step();
+        const std::map<int, DispatchStatistics::ByLayer> rows = experts_.statistics().end_step();
         peak_ = std::max(peak_, peak_of_step_(rows));
         for (const auto& [m, of_layers] : rows)
             for (const auto& [layer, of_layer] : of_layers) {
@@ -72,15 +72,15 @@ public:
                       shape_.config.experts.router.top_k);
     }
     double mean_rows() const { return double(all_rows_) / double(std::max<int64_t>(forwards_, 1)); }
-    const Traffic& traffic() const { return experts_.traffic(); }
-    const PredictedCommunication& travelled() const { return experts_.traffic().sent(); }
+    const DispatchStatistics& statistics() const { return experts_.statistics(); }
+    const PredictedCommunication& travelled() const { return experts_.statistics().sent(); }
 
     // Of the whole run, for the rows that came.
     Prediction predicted(const Prediction& fixed, int64_t steps) const {
         Prediction all = fixed.times(steps);
         all.communication += travelled();
         all.memory.peak_activations = std::llround(std::min(peak_, 9e18));
-        all.memory.peak_communication += experts_.arrivals().bytes();
+        all.memory.peak_communication += experts_.receive_buffer().bytes();
         return all;
     }
 

@@ -121,16 +121,17 @@ using SeeChoices =
 
 class ExpertsLayer : public FeedForward {
 public:
-    // `start`: makes the journey of a micro-batch's rows, which has so many `chunks` in training.
-    // Keeps a reference to `log`, which may be empty.
+    // `start`: makes the dispatcher of a micro-batch's rows, which has so many `chunks` in
+    // training. Keeps a reference to `log`, which may be empty.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
-                 std::unique_ptr<SwiGLU> shared, Traffic& traffic, const LoadBalance& balance,
-                 std::function<std::unique_ptr<Journey>()> start, int64_t chunks,
+                 std::unique_ptr<SwiGLU> shared, DispatchStatistics& statistics,
+                 const LoadBalance& balance,
+                 std::function<std::unique_ptr<TokenDispatcher>()> start, int64_t chunks,
                  const SeeChoices& log, int64_t layer)
         : router_(std::move(router)),
           experts_(std::move(experts)),
           shared_(std::move(shared)),
-          traffic_(traffic),
+          statistics_(statistics),
           balance_(balance),
           start_(std::move(start)),
           chunks_(chunks),
@@ -140,47 +141,48 @@ public:
     Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
                    Context& context) override {
         const int64_t N = x.rows();
-        traffic_.begin(context.training || balance_.counting(), saved.enabled(), layer_,
-                       context.micro_batch);
+        statistics_.begin(context.training || balance_.counting(), saved.enabled(), layer_,
+                          context.micro_batch);
         const Tensor rows = x.view({N, x.cols()}),
                      stream = residual ? residual.view(rows.shape()) : Tensor();
         const Routed routed = router_->forward(rows, saved["router"], context);
-        const std::shared_ptr<Journey> journey = start_();
-        journey->begin(rows, routed);
-        if (log_) log_(layer_, routed.experts, journey->places(), context);
-        journey->depart(0);
+        const std::shared_ptr<TokenDispatcher> dispatcher = start_();
+        dispatcher->permute(rows, routed);
+        if (log_) log_(layer_, routed.experts, dispatcher->positions(), context);
+        dispatcher->start_dispatch(0);
         Tensor y;
         if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
-        for (int64_t c = 0; c < journey->chunks(); ++c) {
-            ExpertRows in = journey->arrive(c);
-            if (c + 1 < journey->chunks()) journey->depart(c + 1);
-            journey->go_back(c, {.rows = experts_.forward(std::move(in), of_chunk(saved, c))});
+        for (int64_t c = 0; c < dispatcher->chunks(); ++c) {
+            ExpertRows in = dispatcher->finish_dispatch(c);
+            if (c + 1 < dispatcher->chunks()) dispatcher->start_dispatch(c + 1);
+            dispatcher->start_combine(
+                c, {.rows = experts_.forward(std::move(in), of_chunk(saved, c))});
         }
         const Tensor before = y ? y : stream;
         if (!y) y = activation_like(rows);
-        journey->combine(y, before);
-        saved.keep_object(journey);
+        dispatcher->finish_combine(y, before);
+        saved.keep_object(dispatcher);
         return y.view(x.shape());
     }
 
     Tensor backward(const Tensor& dy, Saved& saved, Context& context,
                     WeightGradient when) override {
-        const auto journey = saved.take_object<std::shared_ptr<Journey>>();
+        const auto dispatcher = saved.take_object<std::shared_ptr<TokenDispatcher>>();
         const Tensor rows = dy.view({dy.rows(), dy.cols()});
         Tensor dx;
-        journey->begin_backward(rows);
-        journey->depart(0);
+        dispatcher->begin_backward(rows);
+        dispatcher->start_dispatch(0);
         if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
-        for (int64_t c = 0; c < journey->chunks(); ++c) {
-            Tensor dout = journey->arrive(c).rows;
+        for (int64_t c = 0; c < dispatcher->chunks(); ++c) {
+            Tensor dout = dispatcher->finish_dispatch(c).rows;
             Saved& kept = of_chunk(saved, c);
-            if (c + 1 < journey->chunks()) journey->depart(c + 1);
-            journey->go_back(c, experts_.backward(std::move(dout), kept, context, when));
+            if (c + 1 < dispatcher->chunks()) dispatcher->start_dispatch(c + 1);
+            dispatcher->start_combine(c, experts_.backward(std::move(dout), kept, context, when));
             // on their way meanwhile, if anything overlaps
             if (when == WeightGradient::now) experts_.backward_weight_of_gate_up(kept, context);
         }
         const Tensor dweights = activation(saved["router"].get("experts").shape(), DType::fp32);
-        journey->end_backward_of_weights(dweights);
+        dispatcher->end_backward_of_weights(dweights);
         Tensor of_router = router_->backward_input(dweights, saved["router"], context);
         if (when == WeightGradient::now) router_->backward_weight(saved["router"], context);
         if (dx)
@@ -188,7 +190,7 @@ public:
         else
             dx = of_router;
         of_router = {};
-        journey->end_backward(dx);
+        dispatcher->end_backward(dx);
         return dx.view(dy.shape());
     }
 
@@ -204,9 +206,9 @@ private:
     std::unique_ptr<Router> router_;
     GroupedSwiGLU experts_;
     std::unique_ptr<SwiGLU> shared_;  // may be empty
-    Traffic& traffic_;
+    DispatchStatistics& statistics_;
     const LoadBalance& balance_;
-    std::function<std::unique_ptr<Journey>()> start_;
+    std::function<std::unique_ptr<TokenDispatcher>()> start_;
     int64_t chunks_;
     const SeeChoices& log_;
     int64_t layer_;

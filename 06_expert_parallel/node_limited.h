@@ -6,9 +6,9 @@
 //     rank 1                      rank 3 <-2-- and from there to all ranks that need it
 //
 // The choice is the router's of groups, with nodes as groups (route.h). The way consists of two
-// hops (rank_dispatch.h): across the nodes, one copy for each node, and inside a node, one copy for
-// each rank. What experts make is summed inside the node first, so that one row crosses back.
-// DeepSeek-V3 (arXiv 2412.19437, section 3.2.2): with links of 160 and 50 GB/s the second hop is
+// stages (rank_dispatch.h): across the nodes, one copy for each node, and inside a node, one copy
+// for each rank. What experts make is summed inside the node first, so that one row crosses back.
+// DeepSeek-V3 (arXiv 2412.19437, section 3.2.2): with links of 160 and 50 GB/s the second stage is
 // three times as fast, so 3.2 experts on each node come for the price of one.
 #pragma once
 
@@ -24,11 +24,12 @@ public:
           across_(ep.split(nodes.place_of(ep.rank()), ep.rank(), "across")),
           inside_(ep.split(nodes.node_of(ep.rank()), ep.rank(), "inside")) {}
 
-    std::vector<Hop> hops(int64_t experts_of_rank, Traffic& traffic) const {
-        std::vector<Hop> hops;
-        hops.emplace_back(across_, experts_of_rank * size_, traffic);
-        hops.emplace_back(inside_, experts_of_rank, traffic);
-        return hops;
+    std::vector<DispatchStage> stages(int64_t experts_of_rank,
+                                      DispatchStatistics& statistics) const {
+        std::vector<DispatchStage> stages;
+        stages.emplace_back(across_, experts_of_rank * size_, statistics);
+        stages.emplace_back(inside_, experts_of_rank, statistics);
+        return stages;
     }
 
 private:

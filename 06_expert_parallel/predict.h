@@ -9,7 +9,7 @@
 //     T h e (n - 1) p     with one copy a rank, p = 1 - C(E - E/n, k) / C(E, k) (--dispatch rank)
 //
 // (with a capacity, T k is the number of all places). The exact figure follows from the counts that
-// came (traffic.h), and equals what was counted.
+// came (dispatch_statistics.h), and equals what was counted.
 //
 // Held. Experts are shared by ep ranks, all else is copied; for activations see
 // expert_activations.h.
@@ -36,31 +36,32 @@ inline double ranks_of_token(int64_t experts, int64_t k, double n) {
                 (double(experts) - double(j));
     return n * (1 - none);
 }
-// The hops of --dispatch rank: to the ranks, or with --max-nodes to nodes and then to their ranks.
-// The router chooses among the experts of as many nodes.
-inline std::vector<Traffic::Rows::OfHop> balanced_hops(const ExpertsConfig& e,
-                                                       const ExpertOptions& o, int64_t tokens) {
+// The stages of --dispatch rank: to the ranks, or with --max-nodes to nodes and then to their
+// ranks. The router chooses among the experts of as many nodes.
+inline std::vector<DispatchStatistics::Rows::OfStage> balanced_stages(const ExpertsConfig& e,
+                                                                      const ExpertOptions& o,
+                                                                      int64_t tokens) {
     const bool by_node = o.max_nodes > 0;
     const int64_t ranks = by_node ? o.max_nodes * o.node_size : o.ep,
                   experts = e.count / o.ep * ranks;
-    std::vector<Traffic::Rows::OfHop> hops;
+    std::vector<DispatchStatistics::Rows::OfStage> stages;
     const auto add = [&](double to, int64_t most) {
         const int64_t rows =
             std::llround(double(tokens) * ranks_of_token(experts, e.router.top_k, to));
-        hops.push_back({rows, rows, most});
+        stages.push_back({rows, rows, most});
     };
     if (by_node) add(o.max_nodes, tokens * (o.ep / o.node_size));
-    add(double(ranks), by_node ? hops[0].arrived * o.node_size : tokens * o.ep);
-    return hops;
+    add(double(ranks), by_node ? stages[0].arrived * o.node_size : tokens * o.ep);
+    return stages;
 }
-inline Traffic::ByLayer balanced_rows(const LlamaConfig& config, const ExpertOptions& o,
-                                      int64_t tokens) {
+inline DispatchStatistics::ByLayer balanced_rows(const LlamaConfig& config, const ExpertOptions& o,
+                                                 int64_t tokens) {
     const int64_t R = even_rows(config.experts, o, tokens);
     const std::vector<int64_t> chunks(size_t(o.chunks_here()), R / o.chunks_here());
-    Traffic::Rows of_layer = {R, {{R, R}}, chunks};
+    DispatchStatistics::Rows of_layer = {R, {{R, R}}, chunks};
     if (o.ep > 1 && o.dispatch == Dispatch::rank)
-        of_layer.hops = balanced_hops(config.experts, o, tokens);
-    Traffic::ByLayer rows;
+        of_layer.stages = balanced_stages(config.experts, o, tokens);
+    DispatchStatistics::ByLayer rows;
     for (int64_t l = config.experts.first_dense; l < config.layers; ++l) rows[l] = of_layer;
     return rows;
 }
@@ -154,7 +155,7 @@ inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& 
                                    const LoadBalance& balance, int64_t accumulated) {
     Prediction prediction = predict_fixed(shape, o, parameters, mesh, balance);
     const int64_t tokens = shape.micro_batch * shape.seq;
-    const Traffic::ByLayer rows = balanced_rows(shape.config, o, tokens);
+    const DispatchStatistics::ByLayer rows = balanced_rows(shape.config, o, tokens);
     prediction.memory.peak_activations =
         std::llround(std::min(peak_activations(shape, o, rows), 9e18));
     add_balanced_rows(prediction.communication, shape, o, tokens,

@@ -120,8 +120,8 @@ inline void report_experts(Report& report, const Options& options, const StepSha
                       o.max_nodes > 0 ? "" : format_bytes(expected) + " expected, ",
                       format_bytes(exact), format_bytes(counted)));
     if (o.node_size > 0) {
-        const double between = seen.traffic().between_nodes() / steps,
-                     inside = seen.traffic().inside_nodes() / steps;
+        const double between = seen.statistics().between_nodes() / steps,
+                     inside = seen.statistics().inside_nodes() / steps;
         print(fmt::format("  of which between nodes {} ({:.1f} ms at {:g} Gbit/s), inside {}",
                           format_bytes(between), between * 8e-6 / options.inter_gbps,
                           options.inter_gbps, format_bytes(inside)));

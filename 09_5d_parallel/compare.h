@@ -137,7 +137,7 @@ private:
         const auto settle = [&] {  // after the first steps, and at the end
             all.updates->finish();
             if (std::exchange(warm, true)) return;
-            if (experts) all.experts->traffic().clear();
+            if (experts) all.experts->statistics().clear();
             documents.clear();
         };
         const Measured m = measure(

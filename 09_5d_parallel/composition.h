@@ -49,7 +49,7 @@ public:
           units(own.units()) {
         add_holders(mesh, schedule, shape.config);
         executor.kernels_loaded = [this] {
-            if (experts) experts->balance().begin_step(), experts->traffic().clear();
+            if (experts) experts->balance().begin_step(), experts->statistics().clear();
         };
         if (chosen.zero.stage == 0)
             updates = std::make_unique<Buckets>(

@@ -101,7 +101,8 @@ inline double message_bytes(const Composition& c) {
 // The most that this rank's activations take in a step, in the order of its actions. `rows`: those
 // of each micro-batch's layers with experts; a rank of a pipeline may have dense layers only, and
 // then there are none.
-inline double peak_activations(Composition& c, const std::map<int, Traffic::ByLayer>& rows) {
+inline double peak_activations(Composition& c,
+                               const std::map<int, DispatchStatistics::ByLayer>& rows) {
     const std::vector<Stage> stages = own_stages(c);
     const bool differ = c.experts || !c.of_documents.empty();  // micro-batches
     std::map<std::pair<int, int>, StageActivations> of;        // by micro-batch and chunk
@@ -114,9 +115,10 @@ inline double peak_activations(Composition& c, const std::map<int, Traffic::ByLa
         sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
         const auto came = rows.find(key.first);
         const StageBytes bytes =
-            c.experts ? stage_activations(sizes, c.shape, c.techniques.experts,
-                                          came == rows.end() ? Traffic::ByLayer() : came->second,
-                                          stage.first_layer)
+            c.experts ? stage_activations(
+                            sizes, c.shape, c.techniques.experts,
+                            came == rows.end() ? DispatchStatistics::ByLayer() : came->second,
+                            stage.first_layer)
                       : stage_bytes(sizes);
         return of[key] = {bytes, message_bytes(c)};
     };
@@ -194,8 +196,9 @@ inline Prediction predict_balanced(Composition& c) {
     if (!c.experts) return p;
     const StepShape& shape = c.shape;
     const int64_t tokens = c.experts->tokens(shape.micro_batch * shape.seq);
-    const Traffic::ByLayer rows = balanced_rows(shape.config, c.techniques.experts, tokens);
-    std::map<int, Traffic::ByLayer> of_step;
+    const DispatchStatistics::ByLayer rows =
+        balanced_rows(shape.config, c.techniques.experts, tokens);
+    std::map<int, DispatchStatistics::ByLayer> of_step;
     for (int m = 0; m < c.schedule.micro_batches; ++m) of_step[m] = rows;
     p.memory.peak_activations = whole_bytes(peak_activations(c, of_step));
     for (const Stage& stage : own_stages(c))

@@ -159,7 +159,7 @@ public:
                 links_.call(Collective::all_gather, group.ranks * group.ranks * 4, group);
             cost.backward.experts += there_and_back + named;
         };
-        const std::vector<Traffic::Rows::OfHop> hops = balanced_hops(e, o, tokens);
+        const std::vector<DispatchStatistics::Rows::OfStage> hops = balanced_stages(e, o, tokens);
         if (hops.size() == 1) return hop(ep, double(hops[0].left));
         hop(hw_.nodes.spread(plan_.ep / o.node_size, stride * o.node_size), double(hops[0].left));
         hop(hw_.nodes.spread(o.node_size, stride), double(hops[1].left));

@@ -99,8 +99,8 @@ Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
         }
     }
     // All that was sent are rows, as told when each forward ran.
-    EXPECT_TRUE(counted_as_predicted(experts.traffic().sent(), 1, communication_counts()));
-    const std::map<int, Traffic::ByLayer> rows = experts.traffic().end_step();
+    EXPECT_TRUE(counted_as_predicted(experts.statistics().sent(), 1, communication_counts()));
+    const std::map<int, DispatchStatistics::ByLayer> rows = experts.statistics().end_step();
     EXPECT_EQ(rows.size(), size_t(A));
     for (const auto& [m, of_layers] : rows) EXPECT_EQ(of_layers.size(), 2u) << m;
     sum_gradients(parameters, mesh);
@@ -224,7 +224,7 @@ Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accum
         ops::scale(dy, 1e-3f);
         layer->backward(dy, saved[m], contexts[size_t(m)], WeightGradient::now);
     }
-    PredictedCommunication sent = experts.traffic().sent();
+    PredictedCommunication sent = experts.statistics().sent();
     add_count_sums(sent, {.config = config, .micro_batch = B, .seq = T}, options, experts.balance(),
                    accumulated);
     EXPECT_TRUE(counted_as_predicted(sent, 1, communication_counts()));

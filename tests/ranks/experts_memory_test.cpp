@@ -119,7 +119,7 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
     LocalSizes sizes = local_sizes(shape, of.tensor, tp.rank());
     sizes.layers = stage.last_layer - stage.first_layer;
     sizes.embedding = stage.embedding, sizes.head = stage.head;
-    auto rows = experts.traffic().end_step();
+    auto rows = experts.statistics().end_step();
     const auto predicted = [&](int m) {
         return stage_activations(sizes, shape, options, rows[m], stage.first_layer);
     };

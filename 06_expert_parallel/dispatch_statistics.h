@@ -13,29 +13,30 @@
 namespace ultrascale::expert_parallel {
 
 // Rows for and from each rank of a group.
-struct Travel {
+struct SplitSizes {
     std::vector<int64_t> to, from;
     int64_t sent() const { return std::reduce(to.begin(), to.end()); }
     int64_t received() const { return std::reduce(from.begin(), from.end()); }
 };
 
-class Traffic {
+class DispatchStatistics {
 public:
-    // A layer's rows in a micro-batch: as its experts get them, and of each hop those that left and
-    // those that arrived; and with --dispatch expert those of each chunk, as its experts get them.
+    // A layer's rows in a micro-batch: as its experts get them, and of each stage those that left
+    // and those that arrived; and with --dispatch expert those of each chunk, as its experts get
+    // them.
     struct Rows {
         int64_t at_experts = 0;
-        struct OfHop {
+        struct OfStage {
             int64_t left, arrived;
             int64_t most = left;     // that could have left
             bool in_buffer = false;  // they arrive in one of communication, not of activations
         };
-        std::vector<OfHop> hops = {};
+        std::vector<OfStage> stages = {};
         std::vector<int64_t> chunks = {};
     };
 
     // `nodes`: of the ranks of "ep", which are neighbours.
-    explicit Traffic(Nodes nodes) : nodes_(std::move(nodes)) {}
+    explicit DispatchStatistics(Nodes nodes) : nodes_(std::move(nodes)) {}
 
     // Whether the forward that runs now counts, and whether its backward will follow. `layer`
     // counts from the first one with experts.
@@ -45,7 +46,7 @@ public:
     }
     bool backward_follows() const { return counts_ && backward_; }
     // Rows of `row_bytes` go there and back, and so do their gradients.
-    void there_and_back(const Communicator& group, const Travel& rows, int64_t row_bytes) {
+    void there_and_back(const Communicator& group, const SplitSizes& rows, int64_t row_bytes) {
         const int64_t times = backward_ ? 2 : 1;
         one_way(group, rows.to, row_bytes, times);
         one_way(group, rows.from, row_bytes, times);
@@ -87,7 +88,7 @@ public:
     // Of these, bytes to other nodes and to other ranks of this one.
     double between_nodes() const { return between_nodes_; }
     double inside_nodes() const { return inside_nodes_; }
-    void clear() { *this = Traffic(std::move(nodes_)); }
+    void clear() { *this = DispatchStatistics(std::move(nodes_)); }
 
 private:
     Nodes nodes_;

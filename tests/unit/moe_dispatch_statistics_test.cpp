@@ -46,11 +46,11 @@ TEST(MoeTraffic, OneCopyForEachRank) {
     ExpertOptions o;
     o.ep = ep, o.dispatch = Dispatch::rank;
     const auto [to_ranks, to_nodes] = drawn_rows(ep / node_size);
-    const auto hops = balanced_hops(sizes(), o, tokens);
-    ASSERT_EQ(hops.size(), 1u);
-    EXPECT_NEAR(double(hops[0].left), to_ranks, 0.01 * to_ranks);
-    EXPECT_EQ(hops[0].arrived, hops[0].left);
-    EXPECT_EQ(hops[0].most, tokens * ep);
+    const auto stages = balanced_stages(sizes(), o, tokens);
+    ASSERT_EQ(stages.size(), 1u);
+    EXPECT_NEAR(double(stages[0].left), to_ranks, 0.01 * to_ranks);
+    EXPECT_EQ(stages[0].arrived, stages[0].left);
+    EXPECT_EQ(stages[0].most, tokens * ep);
     // of them seven in eight leave the rank
     EXPECT_NEAR(expected_rows_away(sizes(), o, tokens), to_ranks * 7.0 / 8, 0.01 * to_ranks);
 }
@@ -60,11 +60,11 @@ TEST(MoeTraffic, OneCopyForEachNode) {
         ExpertOptions o;
         o.ep = ep, o.dispatch = Dispatch::rank, o.max_nodes = nodes, o.node_size = node_size;
         const auto [to_ranks, to_nodes] = drawn_rows(nodes);
-        const auto hops = balanced_hops(sizes(), o, tokens);
-        ASSERT_EQ(hops.size(), 2u);
-        EXPECT_NEAR(double(hops[0].left), to_nodes, 0.01 * to_nodes);
-        EXPECT_NEAR(double(hops[1].left), to_ranks, 0.01 * to_ranks);
-        EXPECT_EQ(hops[1].most, hops[0].arrived * node_size);
+        const auto stages = balanced_stages(sizes(), o, tokens);
+        ASSERT_EQ(stages.size(), 2u);
+        EXPECT_NEAR(double(stages[0].left), to_nodes, 0.01 * to_nodes);
+        EXPECT_NEAR(double(stages[1].left), to_ranks, 0.01 * to_ranks);
+        EXPECT_EQ(stages[1].most, stages[0].arrived * node_size);
     }
 }
 

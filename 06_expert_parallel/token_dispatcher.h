@@ -1,5 +1,5 @@
-// What every way of dispatching rows is (dispatch.h, capacity.h, rank_dispatch.h): a journey in the
-// same stages, and what all of them need for it.
+// What every way of dispatching rows is (dispatch.h, capacity.h, rank_dispatch.h): a dispatcher
+// with the same phases, and what all of them need for it.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,8 @@
 #include "comm/comm.h"
 #include "core/error.h"
 #include "core/trace.h"
+#include "dispatch_statistics.h"
 #include "router.h"
-#include "traffic.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -22,29 +22,31 @@ struct ExpertRows {
 // The rows of one micro-batch on their way through a layer: to their experts and back, and the same
 // way again with gradients. It holds what the way back needs, and Saved holds it until then.
 //
-//     begin     for each chunk:  depart   arrive   (experts)   go_back     combine
-//     begin_backward             depart   arrive   (experts)   go_back     end_backward...
+//     permute         for each chunk:  start_dispatch  finish_dispatch  (experts)  start_combine
+//     finish_combine
+//     begin_backward  for each chunk:  the same, with gradients
+//     end_backward_of_weights, end_backward
 //
 // A row's weight travels with it, to be applied inside its expert (experts.h). Otherwise what came
 // back would have to be kept for the gradient of the weights: T k h elements a layer.
 //
 // Rows may travel in several chunks of tokens (--overlap chunks): while the experts compute on one,
 // the next is on its way to them, and the one before on its way back.
-class Journey {
+class TokenDispatcher {
 public:
-    virtual ~Journey() = default;
+    virtual ~TokenDispatcher() = default;
     virtual int64_t chunks() const { return 1; }
     // Puts the rows of x (N, h) in order, and finds out how many will come.
-    virtual void begin(const Tensor& x, const Routed& routed) = 0;
+    virtual void permute(const Tensor& x, const Routed& routed) = 0;
     // (N, k): where the row of each choice is, -1 if it was dropped. Empty: none can be.
-    virtual Tensor places() const { return {}; }
+    virtual Tensor positions() const { return {}; }
     // Chunk c sets out; arrives; and goes back, as the experts' weighted outputs, or with gradients
     // of rows and weights.
-    virtual void depart(int64_t c) = 0;
-    virtual ExpertRows arrive(int64_t c) = 0;
-    virtual void go_back(int64_t c, ExpertRows rows) = 0;
+    virtual void start_dispatch(int64_t c) = 0;
+    virtual ExpertRows finish_dispatch(int64_t c) = 0;
+    virtual void start_combine(int64_t c, ExpertRows rows) = 0;
     // y (N, h) = residual + the sum of what came back for each token. y may be the residual.
-    virtual void combine(Tensor y, const Tensor& residual) = 0;
+    virtual void finish_combine(Tensor y, const Tensor& residual) = 0;
     // dy (N, h), the gradient of each row that came back, travels
     virtual void begin_backward(const Tensor& dy) = 0;
     // dweights (N, k), then dx (N, h) += the gradients that came back
