@@ -27,7 +27,7 @@ struct StepRecords {
 
 // One training step. The batch may be larger than what fits at once: micro-batches go through the
 // model one after the other, and their gradients add up.
-void train_step(Step& step, Llama& model, AdamW& optimizer, StepRecords& records) {
+void train_step(Step& step, Llama& model, Updater& optimizer, StepRecords& records) {
     ParameterList& parameters = model.parameters();
     // exercise 00.1 begin: clear the gradients; then each micro-batch forward and backward
     parameters.begin_gradients(step.accumulated);
@@ -40,10 +40,8 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, StepRecords& records
             records.first_squared_norm = scalar(squared_gradient_norm(parameters));
     }
     // exercise 00.1 end
-    step.verify_gradient();
-    const Tensor squared_norm =
-        phase("gradient norm", [&] { return squared_gradient_norm(parameters); });
-    phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    const Tensor squared_norm = optimizer.squared_norm();
+    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
     if (records.fresh) records.fresh->free(parameters);
     const double squared = step.finish(squared_norm), a = double(step.accumulated);
     // The first micro-batch's gradient was divided by all of the step's targets: times a, it is the
@@ -80,8 +78,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     model.parameters().allocate_values(options.dtype);
     FreshGradients fresh(options.grad_dtype());
     if (!chapter.fresh_grads) model.parameters().allocate_grads(options.grad_dtype());
-    AdamW optimizer(model.parameters(), options.optimizer);
-    run.load(model.parameters(), optimizer);
+    PlainUpdater optimizer(model.parameters(), options);
+    run.load(optimizer.start());
     Trained what = trained(model, optimizer);
     if (chapter.naive_mean) what.not_equal = "each micro-batch takes the mean over its own targets";
     if (lengths) what.label = "seq", what.technique = lengths.description();

@@ -30,9 +30,9 @@ struct SyncCost {
     int64_t calls;
 };
 
-using SyncStep = std::function<void(Step&, Llama&, AdamW&, GradientSync&)>;
+using SyncStep = std::function<void(Step&, Llama&, Updater&, GradientSync&)>;
 
-inline SyncCost cost_of(GradientSync& sync, Llama& model, AdamW& optimizer,
+inline SyncCost cost_of(GradientSync& sync, Llama& model, Updater& optimizer,
                         const DataLoader& loader, const Options& options,
                         const SyncStep& train_step) {
     const Communicator& ranks = Communicator::world();
@@ -70,8 +70,8 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype(), ranks.symmetric_memory());
-    load_or_initialize(options, parameters);
-    AdamW optimizer(parameters, options.optimizer);
+    PlainUpdater optimizer(parameters, options);
+    optimizer.start();
 
     const int64_t n = ranks.size(), tokens = options.micro_batch * shape.seq;
     print(fmt::format(

@@ -32,9 +32,8 @@
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 #include "model/llama.h"
-#include "model/optimizer.h"
-#include "train/gradients.h"
 #include "train/step.h"
+#include "train/updater.h"
 
 namespace ultrascale::data_parallel {
 
@@ -46,7 +45,7 @@ struct DiLoCoOptions {
 class DiLoCo {
 public:
     // All ranks must hold the same weights now; these become theta.
-    DiLoCo(const ParameterList& parameters, AdamW& optimizer, const Communicator& ranks,
+    DiLoCo(const ParameterList& parameters, Updater& optimizer, const Communicator& ranks,
            const DiLoCoOptions& options)
         : parameters_(parameters), ranks_(ranks), options_(options) {
         outer_ = Tensor::empty({parameters.local_numel()}, DType::fp32, Memory::optimizer);
@@ -131,7 +130,7 @@ private:
 
 // Step number `done` of the run: each rank trains on the mean over its own samples (step.h:
 // MeanOver::own_samples), followed by an outer step where one is due.
-inline void diloco_step(Step& step, Llama& model, AdamW& optimizer, DiLoCo& diloco,
+inline void diloco_step(Step& step, Llama& model, Updater& optimizer, DiLoCo& diloco,
                         const Communicator& ranks, int64_t done, bool last) {
     model.parameters().begin_gradients(step.accumulated);
     for (MicroBatch micro_batch : step.micro_batches()) {
@@ -139,10 +138,8 @@ inline void diloco_step(Step& step, Llama& model, AdamW& optimizer, DiLoCo& dilo
         phase("forward", [&] { model.forward({}, saved, micro_batch); });
         phase("backward", [&] { model.backward({}, saved, micro_batch); });
     }
-    step.verify_gradient();
-    const Tensor own_norm =
-        phase("gradient norm", [&] { return squared_gradient_norm(model.parameters()); });
-    phase("update", [&] { optimizer.step(step.learning_rate, own_norm); });
+    const Tensor own_norm = optimizer.squared_norm();
+    phase("update", [&] { optimizer.update(step.learning_rate, own_norm); });
     phase("outer step", [&] { diloco.after_step(done, last); });
     // Of both the mean over the ranks, so that all see alike whether they are finite.
     const Tensor loss_and_norm = Tensor::empty({2}, DType::fp64, Memory::workspace);

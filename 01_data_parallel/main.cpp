@@ -20,8 +20,8 @@ namespace {
 // and so all make the same update. `sync` communicates in its hooks and in finish(): with gradient
 // accumulation once a step (as PyTorch's no_sync), or, if `sums` is given, after each micro-batch,
 // adding the results up in `sums`.
-void train_step(Step& step, Llama& model, AdamW& optimizer, GradientSync& sync, const Tensor& sums,
-                const Communicator& ranks) {
+void train_step(Step& step, Llama& model, Updater& optimizer, GradientSync& sync,
+                const Tensor& sums, const Communicator& ranks) {
     ParameterList& parameters = model.parameters();
     const Tensor& gradients = parameters.flat_grads();
     parameters.begin_gradients(sums ? 1 : step.accumulated);
@@ -38,10 +38,8 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, GradientSync& sync, 
         ops::copy(gradients, sums);
     else
         phase("wait for gradients", [&] { sync.finish(); });
-    step.verify_gradient();
-    const Tensor squared_norm =
-        phase("gradient norm", [&] { return squared_gradient_norm(parameters); });
-    phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    const Tensor squared_norm = optimizer.squared_norm();
+    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
     phase("loss", [&] { ranks.all_reduce(step.loss); });
     step.finish(squared_norm);
 }
@@ -64,8 +62,8 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype(), ranks.symmetric_memory());
-    AdamW optimizer(parameters, options.optimizer);
-    run.load(parameters, optimizer);
+    PlainUpdater optimizer(parameters, options);
+    run.load(optimizer.start());
     const std::unique_ptr<GradientSync> sync =
         make_sync(chapter.sync, parameters, mesh, options.grad_dtype());
     std::optional<DiLoCo> diloco;
@@ -77,20 +75,13 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     what.label = "sync", what.technique = describe(chapter.sync, every_time);
     what.layout = {{"dp", ranks.size()}};
     if (diloco) {
-        what.optimizer_states = {};  // each rank has moments of its own
+        what.weights_only = true;  // each rank has moments of its own
         what.of_validation = "; between two outer steps the weights are rank 0's own";
         what.not_equal = "DiLoCo is a different algorithm: ranks train apart between outer steps";
     }
     if (options.grad_dtype() == DType::fp32 && options.dtype == DType::fp32 &&
-        chapter.sync.wire(DType::fp32) == DType::bf16) {
+        chapter.sync.wire(DType::fp32) == DType::bf16)
         what.bounds = bounds_of_bf16_on_the_wire();
-        what.reference = [&](const TrainingState&, int64_t steps) {
-            return std::make_unique<PlainTraining>(
-                options, shape.config, run.loader(),
-                std::vector<int64_t>(size_t(steps), sequences_of_step(options, ranks.size())),
-                std::function<void(ModuleFactories&)>());
-        };
-    }
     run.start(what);
     while (Step* step = run.next()) {
         const int64_t done = run.steps_done() + 1;
@@ -137,7 +128,7 @@ bool run(const Options& options, Chapter& chapter) {
     // The table measures the communication of gradients, so each rank keeps its own part of the
     // loss.
     const Communicator alone = world.split(world.rank(), 0, "alone");
-    const auto step_with = [&](Step& step, Llama& model, AdamW& optimizer, GradientSync& sync) {
+    const auto step_with = [&](Step& step, Llama& model, Updater& optimizer, GradientSync& sync) {
         train_step(step, model, optimizer, sync, {}, alone);
     };
     return compare_syncs(options, chapter.sync, shape, options.node_size > 0, step_with);

@@ -64,6 +64,7 @@ inline VerifyBounds bounds_of_bf16_on_the_wire() {
     VerifyBounds bounds = verify_bounds(DType::bf16);
     bounds.first_loss = verify_bounds(DType::fp32).first_loss;
     bounds.gradient = 1e-2;
+    bounds.rounding = DType::fp32;
     return bounds;
 }
 

@@ -27,8 +27,7 @@ void train_step(Step& step, Llama& model, Zero& zero, const Communicator& ranks)
         phase("backward", [&] { model.backward({}, saved, micro_batch); });
         phase("wait for gradients", [&] { zero.end_micro_batch(); });
     }
-    step.verify_gradient();
-    const Tensor squared_norm = phase("gradient norm", [&] { return zero.squared_norm(); });
+    const Tensor squared_norm = zero.squared_norm();
     phase("update", [&] { zero.update(step.learning_rate, squared_norm); });
     phase("loss", [&] { ranks.all_reduce(step.loss); });
     step.finish(squared_norm);
@@ -52,26 +51,12 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
     const Prediction of_step = predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
     check_fits_everywhere(of_step.memory, memory_limit(), what_needs_less(options, zero_options));
     run.load(zero->start());
-    run.start({.values = [&] { return zero->finish(), zero->values(); },
-               .gradients = [&] { return zero->gradients(); },
-               .optimizer_states = [&] { return zero->optimizer_states(); },
-               .forward =
-                   [&](Context& context) {
-                       zero->finish();
-                       context.hooks = zero.get();
-                       Saved nothing;
-                       model.forward({}, nothing, context);
-                   },
-               .next_token =
-                   [&](const HostBatch& text) {
-                       zero->finish();
-                       return logits_of_next(model, text, zero.get());
-                   },
-               .label = "ZeRO",
-               .technique = describe(zero_options, ranks.size()),
-               .layout = {{"dp", ranks.size()}},
-               .not_equal = why_not_equal(zero_options),
-               .bounds = bounds_of(zero_options, verify_bounds(options.dtype))});
+    Trained what = trained(model, *zero);
+    what.label = "ZeRO", what.technique = describe(zero_options, ranks.size());
+    what.layout = {{"dp", ranks.size()}};
+    what.not_equal = why_not_equal(zero_options);
+    what.bounds = bounds_of(zero_options, verify_bounds(options.dtype));
+    run.start(what);
     Occupancy early{};  // after a few steps
     while (Step* step = run.next()) {
         train_step(*step, model, *zero, ranks);

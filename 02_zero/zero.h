@@ -56,15 +56,15 @@
 #include <vector>
 
 #include "comm/comm.h"
-#include "core/ops.h"
 #include "core/trace.h"
 #include "offload.h"
-#include "train/setup.h"
+#include "train/gradients.h"
+#include "train/updater.h"
 #include "zero_options.h"
 
 namespace ultrascale::zero {
 
-class Zero : public Hooks {
+class Zero : public Updater {
 public:
     // `units`: all units that this process trains, in forward's order. They may belong to several
     // Llamas (the stages of a pipeline) whose parameters are in one list.
@@ -77,27 +77,17 @@ public:
           zero_(zero),
           layout_(units_, mesh, zero.cut) {}
 
-    // Allocates parameters and gradients and creates the optimizer; values come from --load or
-    // --seed. Returns the state from which training goes on.
-    virtual TrainingState start() = 0;
-    virtual void begin_step(int64_t micro_batches) = 0;
-    virtual void begin_micro_batch(int64_t micro_batch, bool last) {
+    // A stage's start() also allocates parameters and gradients, and creates the optimizer.
+    void begin_micro_batch(int64_t micro_batch, bool last) override {
         first_ = micro_batch == 0, last_ = last;
     }
-    virtual void end_micro_batch() = 0;
-    virtual Tensor squared_norm() {  // (1) fp64
-        sum_over_replica_groups(grad_shards_);
-        return sum_squares(grad_shards_);
-    }
-    virtual void update(double lr, const Tensor& squared_norm) = 0;
-    virtual void finish() {
+    void finish() override {
         for (Work& gather : gathers_) gather.wait();
     }
 
-    // What this rank holds: to verify and to save.
-    virtual std::vector<TensorPart> gradients() { return shard_parts(grad_shards_); }
-    virtual std::vector<TensorPart> values() { return parameters_.parts(&Parameter::value); }
-    std::vector<TensorPart> optimizer_states() { return states_of(optimizers_, parameters_); }
+    std::vector<TensorPart> gradients() override { return shard_parts(grad_shards_); }
+    std::vector<TensorPart> values() override { return parameters_.parts(&Parameter::value); }
+    std::vector<TensorPart> states() override { return states_of(optimizers_, parameters_); }
     const FlatLayout& layout() const { return layout_; }
     const std::vector<const Unit*>& units() const { return units_; }
     OffloadedUpdate* offloaded() { return offload_ ? &*offload_ : nullptr; }
@@ -142,16 +132,20 @@ protected:
     // The squared norm of the whole gradient. Each rank adds up its own shards, and only one number
     // travels. Where several ranks hold copies of a parameter (along tp), only the first one counts
     // it. Axes that this chapter's mesh does not have change nothing.
-    Tensor sum_squares(const std::vector<Tensor>& shards) const {
-        Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    Tensor sum_squares() override {
+        sum_over_replica_groups(grad_shards_);
+        return sum_squares_of(grad_shards_);
+    }
+    Tensor sum_squares_of(const std::vector<Tensor>& shards) const {
         std::vector<Tensor> counted;
         for (size_t u = 0; u < shards.size(); ++u)
             for (const auto& [parameter, begin, at] : layout_.pieces(u, shard_of(u)))
                 if (counts_shards(mesh_, *parameter))
                     counted.push_back(shards[u].slice(at.begin, at.end));
-        ops::accumulate_sum_squares(sum, counted);
-        mesh_.group({"dp", "cp", "ep", "pp", "tp"}).all_reduce(sum);
-        return sum;
+        return sum_of_squares(counted);
+    }
+    const Communicator* norm_group() const override {
+        return &mesh_.group({"dp", "cp", "ep", "pp", "tp"});
     }
     // Some gradients must also be summed over further groups (Parameter::replica_groups), after
     // the last backward. This does what sum_over_replica_groups() of train/gradients.h does, but on

@@ -39,17 +39,6 @@ public:
         if (last_) sums_.put_in_place();
     }
 
-    // Every rank has the whole gradient, but uses only its shards: that is less work, and gives the
-    // same bits as the other stages.
-    Tensor squared_norm() override {
-        std::vector<Tensor> shards;
-        for (size_t u = 0; u < layout_.size(); ++u) {
-            const Tensor whole = of_unit(grads_, u);
-            sum_over_replica_groups(u, whole, layout_.whole(u));
-            shards.push_back(my_shard(u, whole));
-        }
-        return sum_squares(shards);
-    }
     void update(double lr, const Tensor& squared_norm) override {
         optimizers_.front().step(lr, squared_norm);
     }
@@ -57,6 +46,18 @@ public:
     std::vector<TensorPart> gradients() override { return parameters_.parts(&Parameter::grad); }
 
 private:
+    // Every rank has the whole gradient, but uses only its shards: that is less work, and gives the
+    // same bits as the other stages.
+    Tensor sum_squares() override {
+        std::vector<Tensor> shards;
+        for (size_t u = 0; u < layout_.size(); ++u) {
+            const Tensor whole = of_unit(grads_, u);
+            sum_over_replica_groups(u, whole, layout_.whole(u));
+            shards.push_back(my_shard(u, whole));
+        }
+        return sum_squares_of(shards);
+    }
+
     Tensor values_, grads_;  // (all units, padded)
     std::vector<Work> under_way_;
     MicroBatchSums sums_{parameters_, zero_.every_micro_batch};

@@ -14,7 +14,7 @@ namespace ultrascale::tensor_parallel {
 // communication differs from its prediction.
 inline bool compare_sequence_parallel(
     const Options& options, const TensorOptions& given, const StepShape& shape,
-    const std::function<void(Step&, Llama&, AdamW&, const Mesh&)>& train_step) {
+    const std::function<void(Step&, Llama&, Updater&, const Mesh&)>& train_step) {
     const Communicator& world = Communicator::world();
     const auto variant = [&](bool sequence_parallel, bool keep_gathered) {
         TensorOptions tensor = given;
@@ -58,8 +58,8 @@ inline bool compare_sequence_parallel(
         ParameterList& parameters = model.parameters();
         parameters.allocate_values(options.dtype);
         parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
-        load_or_initialize(options, parameters);
-        AdamW optimizer(parameters, options.optimizer);
+        PlainUpdater optimizer(parameters, options, &mesh);
+        optimizer.start();
         const Measured m = measure(loader, slice, sequences, options.steps,
                                    [&](Step& step) { train_step(step, model, optimizer, mesh); });
 

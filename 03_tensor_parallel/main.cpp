@@ -22,7 +22,7 @@ namespace {
 // One training step. The ranks of a tensor-parallel group take the same samples and communicate
 // during forward and backward, inside every layer. The remaining sums are made at the end: over the
 // groups, which took different samples, and over the ranks that hold copies of a parameter.
-void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh, Hooks* watch) {
+void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh, Hooks* watch) {
     ParameterList& parameters = model.parameters();
     const Communicator& dp = mesh.group("dp");
     parameters.begin_gradients(step.accumulated);
@@ -33,10 +33,8 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh, Ho
     }
     explain("gradients: sum over data parallel ranks, and over those that hold copies");
     phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
-    step.verify_gradient();
-    const Tensor squared_norm =
-        phase("gradient norm", [&] { return squared_gradient_norm(parameters, mesh); });
-    phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    const Tensor squared_norm = optimizer.squared_norm();
+    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
     // All ranks of a tensor-parallel group have the same loss already.
     if (dp.size() > 1) phase("loss", [&] { dp.all_reduce(step.loss); });
     step.finish(squared_norm);
@@ -60,8 +58,8 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     check_fits(shape, tensor, parameters, tp.rank(), memory_limit());
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
-    AdamW optimizer(parameters, options.optimizer);
-    run.load(parameters, optimizer);
+    PlainUpdater optimizer(parameters, options, &mesh);
+    run.load(optimizer.start());
     Trained what = trained(model, optimizer);
     what.label = "tensor", what.technique = describe(tensor, dp.size(), tokens, options.dropout);
     what.layout = {{"tp", tensor.tp}, {"dp", dp.size()}};
@@ -111,7 +109,7 @@ bool run(const Options& options, Chapter& chapter) {
         slow_down(options);
         return compare_sequence_parallel(
             options, tensor, shape,
-            [](Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh) {
+            [](Step& step, Llama& model, Updater& optimizer, const Mesh& mesh) {
                 train_step(step, model, optimizer, mesh, nullptr);
             });
     }

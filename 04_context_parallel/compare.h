@@ -56,7 +56,7 @@ inline double mean_of_ranks(const Communicator& ranks, double value) {
 // communication differs from its prediction, or its loss from that of the first variant.
 inline bool compare_variants(
     const Options& options, int of_each, const StepShape& shape,
-    const std::function<void(Step&, Llama&, AdamW&, const Mesh&, Hooks*)>& train_step) {
+    const std::function<void(Step&, Llama&, Updater&, const Mesh&, Hooks*)>& train_step) {
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size() / of_each}, {"cp", of_each}});
     const Communicator &dp = mesh.group("dp"), &cp = mesh.group("cp");
@@ -93,8 +93,8 @@ inline bool compare_variants(
         ParameterList& parameters = model.parameters();
         parameters.allocate_values(options.dtype);
         parameters.allocate_grads(options.grad_dtype(), all.symmetric_memory());
-        load_or_initialize(options, parameters);
-        AdamW optimizer(parameters, options.optimizer);
+        PlainUpdater optimizer(parameters, options, &mesh);
+        optimizer.start();
         const DataSlice slice{.micro_batch = options.micro_batch,
                               .count = dp.size(),
                               .replica = dp.rank(),

@@ -24,7 +24,7 @@ namespace {
 // One training step. The ranks of a context-parallel group take parts of the same sequences and
 // communicate inside attention. Weights are whole on every rank, so a gradient is summed over all
 // ranks that saw other tokens: over dp and cp at once.
-void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh, Hooks* watch) {
+void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh, Hooks* watch) {
     ParameterList& parameters = model.parameters();
     parameters.begin_gradients(step.accumulated);
     for (MicroBatch micro_batch : step.micro_batches({watch})) {
@@ -34,10 +34,8 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh, Ho
     }
     explain("gradients: sum over the ranks that saw other tokens, dp x cp");
     phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
-    step.verify_gradient();
-    const Tensor squared_norm =
-        phase("gradient norm", [&] { return squared_gradient_norm(parameters, mesh); });
-    phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    const Tensor squared_norm = optimizer.squared_norm();
+    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
     const Communicator& all = mesh.group({"dp", "cp"});
     if (all.size() > 1) phase("loss", [&] { all.all_reduce(step.loss); });
     step.finish(squared_norm);
@@ -62,13 +60,13 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
     check_fits(shape, context, parallel.ring_rank(), memory_limit());
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype(), mesh.group({"dp", "cp"}).symmetric_memory());
-    AdamW optimizer(parameters, options.optimizer);
-    run.load(parameters, optimizer);
+    PlainUpdater optimizer(parameters, options, &mesh);
+    run.load(optimizer.start());
     Trained what = trained(model, optimizer);
     what.label = "context", what.technique = describe(context, dp.size());
     what.layout = {{"cp", context.cp}, {"dp", dp.size()}};
     what.bounds = bounds_of(context, options.dtype);
-    what.sum_loss = [&](const Tensor& loss) { cp.all_reduce(loss); };
+    what.of_loss = &cp;
     what.next_token = [&](const HostBatch& text) {
         return logits_of_next(model, text, shape.config.vocab, parallel);
     };

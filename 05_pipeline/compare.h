@@ -49,8 +49,8 @@ inline Compared run_one(const Options& options, const StepShape& shape, const Sc
     if (!on_all_ranks(world, predicted.memory.total() <= memory_limit()))
         user_error("it does not fit in {}", format_bytes(double(memory_limit())));
     pipeline.allocate(options.dtype, options.grad_dtype());
-    load_or_initialize(options, pipeline.parameters());
-    AdamW optimizer(pipeline.parameters(), options.optimizer);
+    PlainUpdater optimizer(pipeline.parameters(), options, &pipeline.mesh);
+    optimizer.start();
     const int dp = pipeline.dp().size();
     Compared c{.name = schedule.name};
     c.measured = measure(

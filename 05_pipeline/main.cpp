@@ -21,17 +21,15 @@ namespace {
 // receives of all micro-batches. Then each rank has the gradients of its own stages. Only three
 // things need other ranks: the sums over ranks with other samples (dp) or with a copy of a weight,
 // the global norm, and the loss, which the rank with the last stage knows.
-void train_step(Step& step, Pipeline& pipeline, AdamW& optimizer, Hooks* watch) {
+void train_step(Step& step, Pipeline& pipeline, Updater& optimizer, Hooks* watch) {
     ParameterList& parameters = pipeline.parameters();
     const Mesh& mesh = pipeline.mesh;
     parameters.begin_gradients(step.accumulated / pipeline.schedule.copies());
     pipeline.executor.run(step, watch);
     explain("gradients: sum over data parallel ranks, and over those that hold copies");
     phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
-    step.verify_gradient();
-    const Tensor squared_norm =
-        phase("gradient norm", [&] { return squared_gradient_norm(parameters, mesh); });
-    phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    const Tensor squared_norm = optimizer.squared_norm();
+    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
     pipeline.executor.updated();
     if (mesh.world().size() > 1) phase("loss", [&] { mesh.world().all_reduce(step.loss); });
     step.finish(squared_norm);
@@ -45,8 +43,7 @@ void train_step_without_waiting(Step& step, Pipeline& pipeline, PostValidation& 
     pipeline.executor.run(step, watch, [&] { return validation.confirm(); });
     explain("gradients: sum over data parallel ranks, and over those that hold copies");
     phase("sum gradients", [&] { sum_gradients(parameters, pipeline.mesh); });
-    step.verify_gradient();
-    phase("update, not yet confirmed", [&] { validation.update(step); });
+    validation.update_unconfirmed(step);
     pipeline.executor.updated();
 }
 
@@ -57,35 +54,26 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
     const Pretend pretend = chapter.pretend();
     Pipeline pipeline(shape, schedule, stages, pretend, chapter.post_validation);
     const Communicator &pp = pipeline.pp(), &dp = pipeline.dp();
-    ParameterList& parameters = pipeline.parameters();
     Run run("05_pipeline", options, shape,
             {.micro_batch = options.micro_batch, .count = dp.size(), .replica = dp.rank()});
     check_fits_everywhere(predict_run(pipeline, options.steps, chapter.post_validation).memory,
                           memory_limit(), what_needs_less);
     pipeline.allocate(options.dtype, options.grad_dtype());
-    AdamW optimizer(parameters, options.optimizer);
-    run.load(parameters, optimizer);
-    ForwardOnly forward_only(pp, schedule, pipeline.own, shape);
+    PlainUpdater plain(pipeline.parameters(), options, &pipeline.mesh);
     std::optional<PostValidation> validation;
-    run.start({.values =
-                   [&] {
-                       if (validation) validation->settle();
-                       return parameters.parts(&Parameter::value);
-                   },
-               .gradients = [&] { return parameters.parts(&Parameter::grad); },
-               .optimizer_states =
-                   [&] {
-                       return states_of({&optimizer, 1}, parameters);
-                   },
+    if (chapter.post_validation) validation.emplace(pipeline, options);
+    PlainUpdater& optimizer = validation ? *validation : plain;
+    run.load(optimizer.start());
+    ForwardOnly forward_only(pp, schedule, pipeline.own, shape);
+    run.start({.updater = &optimizer,
                .forward = [&](Context& context) { forward_only.loss(context); },
-               .sum_loss = [&](const Tensor& loss) { pp.all_reduce(loss); },
+               .of_loss = &pp,
                .next_token = [&](const HostBatch& text) { return forward_only.next_token(text); },
                .label = "pipe",
                .technique = describe(schedule, stages) +
                             (chapter.post_validation ? "; post-validation" : "") +
                             (pretend.on() ? "; pretended times" : ""),
                .layout = {{"pp", pp.size()}, {"dp", dp.size()}}});
-    if (chapter.post_validation) validation.emplace(pipeline, optimizer, options.optimizer.clip);
     while (Step* step = run.next())
         validation ? train_step_without_waiting(*step, pipeline, *validation, nullptr)
                    : train_step(*step, pipeline, optimizer, nullptr);

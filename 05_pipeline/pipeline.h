@@ -5,6 +5,7 @@
 #include "check.h"
 #include "executor.h"
 #include "predict.h"
+#include "train/updater.h"
 
 namespace ultrascale::pipeline {
 
@@ -76,6 +77,6 @@ struct Pipeline {
 
 // Forward and backward of all micro-batches, and what follows: which gradients are summed, and the
 // update.
-using TrainStep = std::function<void(Step&, Pipeline&, AdamW&, Hooks*)>;
+using TrainStep = std::function<void(Step&, Pipeline&, Updater&, Hooks*)>;
 
 }  // namespace ultrascale::pipeline

@@ -25,36 +25,40 @@
 #include <cmath>
 
 #include "pipeline.h"
-#include "train/gradients.h"
 
 namespace ultrascale::pipeline {
 
-class PostValidation {
+class PostValidation : public PlainUpdater {
 public:
     // All ranks of the pipeline call it, after the parameters have storage.
-    PostValidation(Pipeline& pipeline, AdamW& optimizer, double clip)
-        : pipeline_(pipeline),
+    PostValidation(Pipeline& pipeline, const Options& options)
+        : PlainUpdater(pipeline.parameters(), options, &pipeline.mesh),
+          pipeline_(pipeline),
           pp_(pipeline.pp()),
-          optimizer_(optimizer),
-          clip_(clip),
           down_group_(pp_.split(0, pp_.rank(), "norm down")),
           up_group_(pp_.split(0, pp_.rank(), "norm up")),
           host_(Tensor::empty({slots()}, DType::fp64, Memory::host)) {
         for (const Communicator& group : {down_group_, up_group_})
             group.open_mailbox(bytes_of_parts(pp_.size()));
-        for (const TensorPart& part : pipeline.parameters().parts(&Parameter::value)) keep(part);
-        for (const TensorPart& part : optimizer.states()) keep(part);
+    }
+    TrainingState start() override {
+        const TrainingState state = PlainUpdater::start();
+        for (const TensorPart& part : values()) keep(part);
+        for (const TensorPart& part : adamw_->states()) keep(part);
+        return state;
     }
 
     // Updates with this rank's part of the norm, and sends it on its way. Does not wait.
-    void update(Step& step) {
+    void update_unconfirmed(Step& step) {
         check(!step_, "an update before the previous one was confirmed");
         step_ = &step;
-        if (pipeline_.dp().size() > 1) pipeline_.dp().all_reduce(step.loss);
-        const Tensor own = own_squared_gradient_norm(pipeline_.parameters(), pipeline_.mesh);
-        send_parts(own, step.loss);
-        for (size_t i = 0; i < places_.size(); ++i) ops::copy(copies_[i], places_[i]);
-        optimizer_.step(step.learning_rate, own);
+        const Tensor own = own_squared_norm();
+        phase("update, not yet confirmed", [&] {
+            if (pipeline_.dp().size() > 1) pipeline_.dp().all_reduce(step.loss);
+            send_parts(own, step.loss);
+            for (size_t i = 0; i < places_.size(); ++i) ops::copy(copies_[i], places_[i]);
+            update(step.learning_rate, own);
+        });
     }
 
     // Waits until the former step's norm has arrived, and finishes that step. Returns whether its
@@ -70,10 +74,9 @@ public:
         const bool wrong = must_repeat(squared);
         if (wrong) {
             for (size_t i = 0; i < places_.size(); ++i) ops::copy(places_[i], copies_[i]);
-            optimizer_.set_steps_done(optimizer_.steps_done() - 1);
-            optimizer_.step(
-                step_->learning_rate,
-                Tensor::from_host<double>(std::vector{squared}, {1}, Memory::workspace));
+            adamw_->set_steps_done(adamw_->steps_done() - 1);
+            update(step_->learning_rate,
+                   Tensor::from_host<double>(std::vector{squared}, {1}, Memory::workspace));
             ++repeated_;
         }
         std::exchange(step_, nullptr)->finish(loss, squared);
@@ -81,7 +84,7 @@ public:
     }
     int64_t repeated() const { return repeated_; }  // steps
     // Waits for the messages under way: before a run ends whose last update stays unconfirmed.
-    void settle() { works_.clear(); }
+    void finish() override { works_.clear(); }
 
     // The prediction for a run with post-validation: the copies are kept for all of it, and the
     // first forwards' messages are sent once more in `repeated` of its steps.
@@ -115,7 +118,8 @@ private:
 
     // Whether AdamW scales a gradient of this norm down (or cannot tell).
     bool must_repeat(double squared) const {
-        return clip_ > 0 && !(clip_ / (std::sqrt(squared) + 1e-6) >= 1);
+        const double clip = options_.optimizer.clip;
+        return clip > 0 && !(clip / (std::sqrt(squared) + 1e-6) >= 1);
     }
 
     void keep(const TensorPart& part) {
@@ -145,8 +149,6 @@ private:
 
     Pipeline& pipeline_;
     const Communicator& pp_;
-    AdamW& optimizer_;
-    double clip_;
     Communicator down_group_, up_group_;
     Stream stream_{"norm"};
     Tensor host_, all_;  // the parts of the former step's norm, and its loss

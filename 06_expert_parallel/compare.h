@@ -12,7 +12,7 @@ namespace ultrascale::expert_parallel {
 // from their prediction, or the loss from that of ep 1.
 inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
                           const StepShape& shape,
-                          const std::function<void(Step&, Llama&, AdamW&, const Mesh&,
+                          const std::function<void(Step&, Llama&, Updater&, const Mesh&,
                                                    ExpertParallel&, ExpertRun&)>& train_step) {
     const Communicator& world = Communicator::world();
     const int64_t E = shape.config.experts.count, A = options.grad_accum;
@@ -45,8 +45,8 @@ inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
             ParameterList& parameters = model.parameters();
             parameters.allocate_values(options.dtype);
             parameters.allocate_grads(options.grad_dtype());
-            load_or_initialize(options, parameters);
-            AdamW optimizer(parameters, options.optimizer);
+            PlainUpdater optimizer(parameters, options, &mesh);
+            optimizer.start();
             const DataSlice slice{
                 .micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()};
             double loss = 0;

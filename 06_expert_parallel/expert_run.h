@@ -92,19 +92,17 @@ public:
             if (!p->split_over.empty()) ops::scale(p->grad, 1 / float(options_.ep));
     }
     // Of the first step the norm is also added up rank by rank, without the mesh.
-    Tensor squared_norm(const ParameterList& parameters, const Mesh& mesh) {
-        const Tensor squared = of_mesh(parameters, mesh);
+    Tensor squared_norm(Updater& updater, const ParameterList& parameters, const Mesh& mesh) {
+        const Tensor squared = of_mesh(updater, parameters);
         if (norm_apart_ < 0) {
-            const Tensor mine = Tensor::zeros({1}, DType::fp64, Memory::workspace);
             std::vector<Tensor> grads;
             for (const auto& p : parameters)
                 if (p->name.find(".experts.") != p->name.npos ? mesh.group("dp").rank() == 0
                                                               : mesh.world().rank() == 0)
                     grads.push_back(p->grad);
-            ops::accumulate_sum_squares(mine, grads);
             double sum = 0;
-            for (const std::string& of_rank :
-                 mesh.world().gather_strings(bytes_of<double>(mine.to_host<double>())))
+            for (const std::string& of_rank : mesh.world().gather_strings(
+                     bytes_of<double>(sum_of_squares(grads).to_host<double>())))
                 sum += from_bytes<double>(of_rank)[0];
             norm_apart_ = std::abs(scalar(squared) / sum - 1);
         }
@@ -122,15 +120,14 @@ public:
     }
 
 private:
-    Tensor of_mesh(const ParameterList& parameters, const Mesh& mesh) const {
-        if (options_.trap != ExpertTrap::norm_without_experts)
-            return squared_gradient_norm(parameters, mesh);
+    Tensor of_mesh(Updater& updater, const ParameterList& parameters) const {
+        if (options_.trap != ExpertTrap::norm_without_experts) return updater.squared_norm();
         // As if an expert of another rank were a copy of one here.
         std::vector<Parameter*> experts;
         for (const auto& p : parameters)
             if (!p->split_over.empty()) experts.push_back(p.get());
         for (Parameter* p : experts) p->split_over.clear();
-        const Tensor squared = squared_gradient_norm(parameters, mesh);
+        const Tensor squared = updater.squared_norm();
         for (Parameter* p : experts) p->split_over = {"ep"};
         return squared;
     }

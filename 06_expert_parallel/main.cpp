@@ -18,7 +18,7 @@ namespace {
 // One training step. Tokens meet their experts inside forward and backward. What is left are the
 // sums: an expert's gradient is complete within its group and is summed over dp; everything else is
 // copied, and summed over dp and ep.
-void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh,
+void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
                 ExpertParallel& experts, ExpertRun& seen) {
     ParameterList& parameters = model.parameters();
     parameters.begin_gradients(step.accumulated);
@@ -33,11 +33,9 @@ void train_step(Step& step, Llama& model, AdamW& optimizer, const Mesh& mesh,
     explain("gradients: sum an expert's over dp, all others over dp x ep");
     phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
     seen.spoil_gradients(parameters);  // --trap
-    step.verify_gradient();
-    // squared_gradient_norm(); in step 1 the report counts it a second time, rank by rank.
-    const Tensor squared_norm =
-        phase("gradient norm", [&] { return seen.squared_norm(parameters, mesh); });
-    phase("update", [&] { optimizer.step(step.learning_rate, squared_norm); });
+    // The optimizer's; in step 1 the report counts it a second time, rank by rank.
+    const Tensor squared_norm = seen.squared_norm(optimizer, parameters, mesh);
+    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
     const Communicator& all = experts.all();
     if (all.size() > 1) phase("loss", [&] { all.all_reduce(step.loss); });
     phase("loads", [&] { seen.add(experts.balance().end_step(all)); });  // moves a router's bias
@@ -62,8 +60,8 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
                           "fewer layers, a smaller --micro-batch or a larger --ep would");
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype());
-    AdamW optimizer(parameters, options.optimizer);
-    run.load(parameters, optimizer);
+    PlainUpdater optimizer(parameters, options, &mesh);
+    run.load(optimizer.start());
     ChoiceLog choices(shape.config, verify_bounds(options.dtype));
     experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& places,
                       const Context& context) { choices.add(layer, chosen, places, context); };

@@ -39,8 +39,8 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
         MemoryByCategory held{};
         int64_t skipped = 0;
         {
-            MixedTraining training(shape.config, shape.model, chosen, options.optimizer);
-            training.load(options);
+            MixedTraining training(shape.config, shape.model, chosen, options);
+            training.start();
             std::vector<double> seconds;
             for (int64_t s = 0; s < options.steps; ++s) {
                 const double begin = now_seconds();

@@ -22,11 +22,9 @@ namespace {
 // overflowed on any rank, no rank updates its weights.
 void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     Llama& model = training.model;
-    Storage& storage = training.storage;
     LossScale& loss_scale = training.loss_scale;
     const double scale = loss_scale.scale();
-    model.parameters().begin_gradients(step.accumulated);
-    storage.begin_step();
+    training.begin_step(step.accumulated);
     for (MicroBatch micro_batch : step.micro_batches()) {
         micro_batch.token_weight *= float(scale);
         Saved saved;
@@ -35,15 +33,10 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     }
     explain("gradients: rounded to what is sent, and summed over dp");
     phase("sum gradients", [&] { training.sum_gradients(mesh); });
-    phase("agree", [&] { loss_scale.agree(storage.gradients(), mesh.group("dp")); });
+    phase("agree", [&] { loss_scale.agree(training.storage.gradients(), mesh.group("dp")); });
     phase("unscale", [&] { training.unscale(scale); });
-    step.verify_gradient();
-    const Tensor squared_norm = phase("gradient norm", [&] { return storage.squared_norm(); });
-    phase("update", [&] {
-        training.optimizer.step(step.learning_rate, training.norm_to_clip(squared_norm),
-                                loss_scale.skip());
-        training.round_weights();
-    });
+    const Tensor squared_norm = training.squared_norm();
+    phase("update", [&] { training.update(step.learning_rate, squared_norm); });
     if (mesh.group("dp").size() > 1) phase("loss", [&] { mesh.group("dp").all_reduce(step.loss); });
     step.skipped = training.end_step(step.number, mesh);
     step.finish(scalar(step.loss) / scale, scalar(squared_norm));
@@ -60,34 +53,22 @@ bool train(const Options& options, const PrecisionOptions& precision, const Step
             {.micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()});
 
     check_fits(predict_memory(shape, precision).memory, memory_limit(), what_needs_less());
-    MixedTraining training(shape.config, shape.model, precision, options.optimizer);
-    run.load(training.load(options));
+    MixedTraining training(shape.config, shape.model, precision, options);
+    run.load(training.start());
     const MixedReference* reference = nullptr;  // on rank 0, with --verify
-    run.start(
-        {.values = [&] { return training.storage.exact_weights(); },
-         .gradients = [&] { return training.storage.unscaled_gradients(); },
-         .optimizer_states = [&] { return training.states(); },
-         .forward =
-             [&](Context& context) {
-                 Saved nothing;
-                 nothing.disable();
-                 training.model.forward({}, nothing, context);
-             },
-         .next_token = [&](const HostBatch& text) { return logits_of_next(training.model, text); },
-         .label = "recipe",
-         .technique = describe(precision),
-         .layout = {{"dp", world.size()}},
-         .reference =
-             [&](const TrainingState& start, int64_t steps) {
-                 auto made = std::make_unique<MixedReference>(
-                     options, shape, precision, run.loader(), start,
-                     std::vector<int64_t>(size_t(steps), sequences_of_step(options, world.size())),
-                     one, train_step);
-                 reference = made.get();
-                 return made;
-             },
-         .bounds = recipe_bounds(precision.recipe),
-         .skipped = [&] { return training.loss_scale.skips(); }});
+    Trained what = trained(training.model, training);
+    what.label = "recipe", what.technique = describe(precision);
+    what.layout = {{"dp", world.size()}};
+    what.reference = [&](const TrainingState& start, int64_t steps) {
+        auto made = std::make_unique<MixedReference>(
+            options, shape, precision, run.loader(), start,
+            std::vector<int64_t>(size_t(steps), sequences_of_step(options, world.size())), one,
+            train_step);
+        reference = made.get();
+        return made;
+    };
+    what.bounds = recipe_bounds(precision.recipe);
+    run.start(what);
     while (Step* step = run.next()) train_step(*step, training, mesh);
 
     return run.finish([&](Report& report) {

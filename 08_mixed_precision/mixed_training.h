@@ -9,14 +9,14 @@
 #include "kept_in_fp8.h"
 #include "loss_scale.h"
 #include "mixed_adamw.h"
-#include "train/setup.h"
+#include "train/updater.h"
 
 namespace ultrascale::mixed_precision {
 
-class MixedTraining {
+class MixedTraining : public Updater {
 public:
     MixedTraining(const LlamaConfig& config, const ModelOptions& model_options,
-                  const PrecisionOptions& chosen, const OptimizerOptions& update)
+                  const PrecisionOptions& chosen, const Options& of_run)
         : options(chosen),
           linears(chosen),
           histogram(chosen.histogram),
@@ -25,7 +25,8 @@ public:
           loss_scale(chosen.loss_scale, model.parameters()),
           fp8_sum(chosen.sum_scaling, is_fp8(chosen.recipe.read()), model.parameters(),
                   Communicator::world().size()),
-          optimizer(storage, chosen.recipe, update, chosen.seed) {
+          optimizer(storage, chosen.recipe, of_run.optimizer, chosen.seed),
+          run_options_(of_run) {
         linears.allocate(model.parameters());
         const Communicator& world = Communicator::world();
         loss_scale.ignores = chosen.trap == Trap::one_steps && world.rank() + 1 == world.size();
@@ -40,6 +41,10 @@ public:
     Fp8AllReduce fp8_sum;
     MixedAdamW optimizer;
 
+    void begin_step(int64_t micro_batches) override {
+        model.parameters().begin_gradients(micro_batches);
+        storage.begin_step();
+    }
     // The gradients of the whole step: rounded to what is sent, and summed over the ranks.
     void sum_gradients(const Mesh& mesh) {
         storage.round_gradients();
@@ -59,12 +64,10 @@ public:
         if (options.trap == Trap::clip_scaled) norm_of_scaled_ = storage.squared_norm();
         storage.unscale(options.trap == Trap::unscale_twice ? scale * scale : scale);
     }
-    // By which the update clips: the gradients' own.
-    const Tensor& norm_to_clip(const Tensor& squared_norm) const {
-        return norm_of_scaled_ ? norm_of_scaled_ : squared_norm;
-    }
-    // After an update: the weights that it has not rounded itself.
-    void round_weights() {
+    // AdamW clips by the gradients' own norm. Then the weights are rounded that it has not rounded
+    // itself.
+    void update(double lr, const Tensor& squared_norm) override {
+        optimizer.step(lr, norm_of_scaled_ ? norm_of_scaled_ : squared_norm, loss_scale.skip());
         if (options.trap != Trap::stale_weights) round_those_left();
     }
     // After the update, when the host waits anyway. Returns whether the update was skipped.
@@ -78,8 +81,8 @@ public:
     }
 
     // ---- the start ----
-    // From --seed, or --load with what it has of a training's state.
-    TrainingState load(const Options& from) {
+    TrainingState start() override {
+        const Options& from = run_options_;
         ParameterList& parameters = model.parameters();
         std::vector<TensorPart> weights;
         for (const auto& p : parameters)
@@ -121,13 +124,17 @@ public:
         linears.histories().resume();
         weights_from_masters();
     }
-    std::vector<TensorPart> states() {
+    std::vector<TensorPart> gradients() override { return storage.unscaled_gradients(); }
+    std::vector<TensorPart> values() override { return storage.exact_weights(); }
+    std::vector<TensorPart> states() override {
         std::vector<TensorPart> all = optimizer.states();
         for (const TensorPart& buffer : model.parameters().buffers()) all.push_back(buffer);
         return all;
     }
+    bool overflowed() const override { return loss_scale.skips(); }
 
 private:
+    Tensor sum_squares() override { return storage.squared_norm(); }
     void weights_from_masters() {
         for (Storage::StoredParameter& h : storage.all())
             if (h.recipe->master && !h.value_later()) ops::copy(h.value, h.master);
@@ -165,6 +172,7 @@ private:
         return factories;
     }
 
+    const Options run_options_;
     Tensor norm_of_scaled_;  // of --trap clip-scaled
 };
 

@@ -42,27 +42,25 @@ public:
         ModelOptions model = shape_.model;
         model.recompute = Recompute::none, model.loss_chunk = 0;
         model.attention = displacement == 0 ? AttentionKind::naive : AttentionKind::flash;
-        MixedTraining training(shape_.config, model, chosen_, options_.optimizer);
+        MixedTraining training(shape_.config, model, chosen_, options_);
         start_.empty() ? remember_start(training) : start_displaced(training, displacement);
         Result result;
         int64_t next_sample = state_.next_sample;
-        bool gradient_taken = false;
+        training.on_gradient = [&] {
+            if (result.gradient.empty() && !training.overflowed())
+                result.gradient = values(training.gradients());
+        };
         for (size_t s = 0; s < steps; ++s) {
             const int64_t index = state_.step + int64_t(s);
             Step step(loader_, {.micro_batch = options_.micro_batch}, index + 1, next_sample,
                       sequences_[s]);
             step.first = s == 0;
             step.learning_rate = learning_rate_of(options_, state_.step, index);
-            step.on_gradient = [&] {
-                if (std::exchange(gradient_taken, !training.loss_scale.skips() || gradient_taken))
-                    return;
-                if (gradient_taken) result.gradient = values(training.storage.unscaled_gradients());
-            };
             step.on_finish = [&](double loss, double) { result.losses.push_back(loss); };
             train_step_(step, training, one_);
             next_sample += sequences_[s];
         }
-        result.weights = values(training.storage.exact_weights());
+        result.weights = values(training.values());
         if (displacement == 0) compare_with_fp32(training, result);
         return result;
     }
@@ -81,8 +79,8 @@ private:
         return all;
     }
     void remember_start(MixedTraining& training) {
-        training.load(options_);
-        start_ = values(training.storage.exact_weights());
+        training.start();
+        start_ = values(training.values());
         for (const TensorPart& part : training.states()) {
             std::vector<char> bytes(size_t(part.tensor.bytes()));
             part.tensor.copy_to_host(bytes.data());

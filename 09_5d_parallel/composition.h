@@ -52,9 +52,7 @@ public:
             if (experts) experts->balance().begin_step(), experts->statistics().clear();
         };
         if (chosen.zero.stage == 0)
-            updates = std::make_unique<Buckets>(
-                own.parameters(), units, mesh, options,
-                int64_t(chosen.bucket_mb * 1048576) / dtype_bytes(shape.grad_dtype));
+            updates = std::make_unique<Buckets>(own.parameters(), mesh, options, bucket_elements());
         else
             updates = make_zero(own.parameters(), units, mesh, options, chosen.zero);
         hooks.add(updates.get());
@@ -79,6 +77,10 @@ public:
         if (techniques.tensor.sequence_parallel) return {B * T / techniques.tensor.tp, h};
         return {B, T, h};
     }
+    // Of a full bucket.
+    int64_t bucket_elements() const {
+        return int64_t(techniques.bucket_mb * 1048576) / dtype_bytes(shape.grad_dtype);
+    }
     const Communicator& pp() const { return mesh.group("pp"); }
     // The ranks whose losses add up. Those along tp have the same one.
     const Communicator& of_loss() const { return mesh.group({"pp", "dp", "ep", "cp"}); }
@@ -102,7 +104,7 @@ public:
     Messages messages;
     Executor executor;
     const std::vector<const Unit*> units;
-    std::unique_ptr<Zero> updates;
+    std::unique_ptr<Updater> updates;
     HookList hooks;  // of a step: the updates', and whoever watches
     // With documents: what attention holds of the step's micro-batches that have begun here
     // (documents.h).

@@ -13,7 +13,7 @@ namespace {
 // One training step. What the layers communicate inside forward and backward, and what the updates'
 // hooks do around each unit, is written in the chapters.
 void train_step(Step& step, Composition& all) {
-    Zero& updates = *all.updates;
+    Updater& updates = *all.updates;
     updates.begin_step(step.accumulated / all.schedule.copies());
     if (all.experts) all.experts->balance().begin_step();
     if (all.techniques.experts.counts_first())
@@ -41,8 +41,7 @@ void train_step(Step& step, Composition& all) {
         updates.begin_micro_batch(0, true);  // now free the rest: the update changes all weights
         phase("wait for gradients", [&] { updates.end_micro_batch(); });
     }
-    const Tensor squared_norm = phase("gradient norm", [&] { return updates.squared_norm(); });
-    step.verify_gradient();
+    const Tensor squared_norm = updates.squared_norm();
     phase("update", [&] { updates.update(step.learning_rate, squared_norm); });
     if (all.experts)
         phase("loads", [&] { all.see_loads(all.experts->balance().end_step(all.experts->all())); });
@@ -55,7 +54,7 @@ void train_step(Step& step, Composition& all) {
 bool train(const Options& options, const Techniques& techniques, const StepShape& shape,
            const Communicator& world = Communicator::world()) {
     Composition all(options, shape, techniques, world);
-    Zero& updates = *all.updates;
+    Updater& updates = *all.updates;
     Run run("09_5d_parallel", options, shape, all.data_slice());
     const Prediction of_step = predict(all);
     check_fits_everywhere(predict_balanced(all).memory, memory_limit(), needs_less);
@@ -63,19 +62,14 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     ForwardOnly forward_only(all.pp(), all.schedule, all.own, shape, [&](const Batch& batch) {
         return all.stream_shape(batch.sequences(), batch.length());
     });
-    Trained what{.values = [&] { return updates.finish(), updates.values(); },
-                 .gradients = [&] { return updates.gradients(); },
-                 .optimizer_states = [&] { return updates.optimizer_states(); },
+    Trained what{.updater = &updates,
                  .forward =
                      [&](Context& context) {
                          updates.finish();
                          context.hooks = &updates;
                          forward_only.loss(context);
                      },
-                 .sum_loss =
-                     [&](const Tensor& loss) {
-                         all.mesh.group({"pp", "cp"}).all_reduce(loss);
-                     },
+                 .of_loss = &all.mesh.group({"pp", "cp"}),
                  .label = "layout",
                  .technique = describe(techniques),
                  .layout = layout_of(techniques.axes),

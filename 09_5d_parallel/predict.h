@@ -54,15 +54,15 @@ inline int64_t buffers_in_layer(const Composition& c, int micro_batch = 0) {
 }
 
 // The passes of ZeRO's units in the order of this rank's actions.
-inline ZeroWalk walk_actions(Composition& c) {
+inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout) {
     const bool one_rank = c.pp().size() == 1,  // one micro-batch after the other
         alike = c.of_documents.empty();
     const int64_t in_layer = alike ? buffers_in_layer(c) : 0;
     if (one_rank && alike)
-        return walk_step(c.updates->layout(), c.units, c.techniques.zero, c.shape,
-                         c.schedule.micro_batches, in_layer);
-    ZeroWalk walk(c.updates->layout(), c.units, c.techniques.zero, c.shape.model.dtype,
-                  c.shape.grad_dtype, in_layer);
+        return walk_step(layout, c.units, c.techniques.zero, c.shape, c.schedule.micro_batches,
+                         in_layer);
+    ZeroWalk walk(layout, c.units, c.techniques.zero, c.shape.model.dtype, c.shape.grad_dtype,
+                  in_layer);
     walk.begin_micro_batch(!c.techniques.zero.keep_gathered);
     for (const Action& action : c.schedule.actions[size_t(c.pp().rank())]) {
         const std::vector<Unit>& units = c.own.chunk(action.chunk).units();
@@ -86,7 +86,8 @@ inline ZeroWalk walk_actions(Composition& c) {
 
 // The most that ZeRO's units and the layers' own communication take together, in bytes.
 inline int64_t peak_buffers(Composition& c) {
-    if (c.techniques.zero.stage >= 2) return walk_actions(c).peak();
+    if (c.techniques.zero.stage >= 2)
+        return walk_actions(c, {c.units, c.mesh, c.techniques.zero.cut}).peak();
     int64_t most = buffers_in_layer(c);
     for (const auto& [micro_batch, memory] : c.of_documents)
         most = std::max(most, buffers_in_layer(c, micro_batch));
@@ -141,9 +142,9 @@ inline Prediction predict(Composition& c) {
     const int64_t in_layer = buffers_in_layer(c);
 
     // 01, 02: states, and their sums
-    if (const auto* buckets = dynamic_cast<const Buckets*>(c.updates.get())) {
+    if (t.zero.stage == 0) {
         add_parameters(p, c.own.parameters().local_numel(), shape);
-        buckets->sync().add_to(p, shape.grad_dtype);
+        BucketSync(c.own.parameters(), c.mesh, c.bucket_elements()).add_to(p, shape.grad_dtype);
         for (const auto& parameter : c.own.parameters())
             for (const std::string& group : parameter->replica_groups)
                 if (const Communicator& copies = c.mesh.group(group); copies.size() > 1)
@@ -152,7 +153,8 @@ inline Prediction predict(Composition& c) {
         if (const Communicator& all = c.mesh.norm_group(); all.size() > 1)
             p.communication.add(all, Collective::all_reduce, 1, 8);
     } else {
-        add_to(p, c.updates->layout(), t.zero, shape, m, walk_actions(c), c.mesh);
+        const FlatLayout layout(c.units, c.mesh, t.zero.cut);
+        add_to(p, layout, t.zero, shape, m, walk_actions(c, layout), c.mesh);
         p.communication.add(c.mesh.group({"dp", "cp", "ep", "pp", "tp"}), Collective::all_reduce, 1,
                             8);
     }

@@ -7,24 +7,11 @@
 
 namespace ultrascale {
 
-namespace {
-
-void all_reduce(const Parameter& parameter, const Communicator& group) {
+static void all_reduce(const Parameter& parameter, const Communicator& group) {
     if (group.size() == 1) return;
     const TraceName name(TraceName::whole, parameter.name);
     group.all_reduce(parameter.grad);
 }
-
-Tensor sum_of_squares(const ParameterList& parameters, const Mesh* mesh) {
-    Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-    std::vector<Tensor> grads;
-    for (const auto& p : parameters)
-        if (!mesh || counts(*mesh, *p)) grads.push_back(p->grad);
-    ops::accumulate_sum_squares(sum, grads);
-    return sum;
-}
-
-}  // namespace
 
 void sum_gradients(const ParameterList& parameters, const Mesh& mesh) {
     parameters.check_complete();
@@ -43,18 +30,17 @@ void sum_over_replica_groups(const ParameterList& parameters, const Mesh& mesh) 
                 all_reduce(*p, mesh.group(group));
 }
 
-Tensor squared_gradient_norm(const ParameterList& parameters) {
-    return sum_of_squares(parameters, nullptr);
-}
-
-Tensor own_squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh) {
-    return sum_of_squares(parameters, &mesh);
-}
-
-Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh) {
-    const Tensor sum = own_squared_gradient_norm(parameters, mesh);
-    if (mesh.norm_group().size() > 1) mesh.norm_group().all_reduce(sum);
+Tensor sum_of_squares(const std::vector<Tensor>& tensors) {
+    Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+    ops::accumulate_sum_squares(sum, tensors);
     return sum;
+}
+
+Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh* mesh) {
+    std::vector<Tensor> grads;
+    for (const auto& p : parameters)
+        if (!mesh || counts(*mesh, *p)) grads.push_back(p->grad);
+    return sum_of_squares(grads);
 }
 
 }  // namespace ultrascale

@@ -1,7 +1,7 @@
 // The gradients between the backward and the update, the plain way: they are summed over the ranks
-// that contributed to them, and their norm is computed. 01_data_parallel overlaps the sums with the
-// backward. Both steps read which ranks hold what from the parameters' descriptions (parameter.h,
-// mesh.h).
+// that contributed to them, and squared for their norm (updater.h). 01_data_parallel overlaps the
+// sums with the backward. Both steps read which ranks hold what from the parameters' descriptions
+// (parameter.h, mesh.h).
 #pragma once
 
 #include "replica_groups.h"
@@ -17,11 +17,9 @@ void sum_gradients(const ParameterList& parameters, const Mesh& mesh);
 // same order.
 void sum_over_replica_groups(const ParameterList& parameters, const Mesh& mesh);
 
-// The sum of squares of the whole model's gradient, each element counted once: (1) fp64 on the
-// device. With a mesh, over the parts that its ranks hold; all of them call it.
-Tensor squared_gradient_norm(const ParameterList& parameters);
-Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh);
-// Of which this rank's part, which it can compute alone.
-Tensor own_squared_gradient_norm(const ParameterList& parameters, const Mesh& mesh);
+// The sum of squares of tensors of one dtype, (1) fp64 on the device; and of the gradients that
+// this rank holds, with a mesh of those that it counts (mesh.h).
+Tensor sum_of_squares(const std::vector<Tensor>& tensors);
+Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh* mesh = nullptr);
 
 }  // namespace ultrascale

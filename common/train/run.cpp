@@ -9,19 +9,21 @@
 
 namespace ultrascale {
 
-Trained trained(Llama& model, AdamW& optimizer) {
-    return {.values = [&] { return model.parameters().parts(&Parameter::value); },
-            .gradients = [&] { return model.parameters().parts(&Parameter::grad); },
-            .optimizer_states =
-                [&] {
-                    return states_of({&optimizer, 1}, model.parameters());
-                },
+Trained trained(Llama& model, Updater& updater) {
+    return {.updater = &updater,
             .forward =
                 [&](Context& context) {
+                    updater.finish();
+                    context.hooks = &updater;
                     Saved nothing;
+                    nothing.disable();
                     model.forward({}, nothing, context);
                 },
-            .next_token = [&](const HostBatch& text) { return logits_of_next(model, text); }};
+            .next_token =
+                [&](const HostBatch& text) {
+                    updater.finish();
+                    return logits_of_next(model, text, &updater);
+                }};
 }
 
 Run::Run(std::string chapter, const Options& options, const StepShape& shape,
@@ -39,11 +41,6 @@ Run::Run(std::string chapter, const Options& options, const StepShape& shape,
     if (!sequences_of_) sequences_of_ = [sequences](int64_t) { return sequences; };
     if (!options.val_data.empty())
         validation_.emplace(options, shape.config.vocab, data_options(options, shape.seq));
-}
-
-void Run::load(ParameterList& parameters, AdamW& optimizer) {
-    load_or_initialize(options_, parameters);
-    state_ = resume_or_start(options_, {&optimizer, 1}, parameters);
 }
 
 void Run::start(Trained what) {
@@ -65,10 +62,10 @@ void Run::start(Trained what) {
         print(fmt::format("  valid.  {}{}", validation_->description(), what_.of_validation));
     const auto save = [&](const std::string& dir) {
         SaveOptions save{.dtype = options_.dtype, .spread_over = &world};
-        if (what_.optimizer_states) save.state = &state_, save.optimizer = what_.optimizer_states();
-        save_checkpoint(dir, shape_.config, what_.values(), save);
+        if (!what_.weights_only) save.state = &state_, save.optimizer = what_.updater->states();
+        save_checkpoint(dir, shape_.config, values(), save);
     };
-    saves_.emplace(options_, save, [&] { return all_finite(what_.values()); });
+    saves_.emplace(options_, save, [&] { return all_finite(values()); });
     saves_->print_plan(state_);
     const bool small = parameter_count(shape_.config) < 5'000'000;
     if (options_.steps > 0 && options_.verify.value_or(small)) {
@@ -83,6 +80,15 @@ void Run::start(Trained what) {
             verifier_.emplace(options_, shape_.config, loader_, sizes, what_.plain_parts,
                               what_.plain_micro_batch, what_.choices, what_.bounds);
     }
+    what_.updater->on_gradient = [this] {
+        Updater& updater = *what_.updater;
+        // With --verify the first gradient is compared that has not overflowed.
+        if (verifier_ && !gradient_seen_ && !updater.overflowed()) {
+            gradient_seen_ = true;
+            phase("verification", [&] { verifier_->gradient(updater.gradients()); });
+        }
+        explain("global gradient norm, clip, AdamW");
+    };
     memory_reset_peak();
     if (world.size() > 1) world.barrier();  // the plain run kept rank 0 busy
     if (!what_.imagined) slow_down(options_);
@@ -103,12 +109,6 @@ Step* Run::next() {
     Step& step = begun->step;
     step.first = begun_ == 0;
     step.learning_rate = learning_rate_of(options_, first_step_, index);
-    step.on_gradient = [this] {
-        const bool skipped = verifier_ && !gradient_seen_ && what_.skipped && what_.skipped();
-        if (verifier_ && !skipped && !std::exchange(gradient_seen_, true))
-            phase("verification", [&] { verifier_->gradient(what_.gradients()); });
-        explain("global gradient norm, clip, AdamW");
-    };
     step.on_finish = [this, &begun](double loss, double squared) {
         end_step(*begun, loss, squared);
     };
@@ -140,15 +140,14 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     report_->step(record);
     ++done_;
     if (!not_finite_.empty()) return;
-    if (verifier_ && done_ <= verified_steps)
-        verifier_->after_step(done_ - 1, loss, what_.values());
+    if (verifier_ && done_ <= verified_steps) verifier_->after_step(done_ - 1, loss, values());
     if (!saves_->after_step(state_.step)) not_finite_ = "weights";
 }
 
 void Run::stop_unless_finite() {
     if (not_finite_.empty()) return;
     const std::string& last = saves_->last_finite();
-    what_.values();  // settles what the last update has left under way
+    what_.updater->finish();
     span_.reset();
     report_->value("not_finite", "step", double(state_.step));
     report_->text("not_finite", "what", not_finite_);
@@ -161,8 +160,14 @@ void Run::stop_unless_finite() {
                     Exit::not_finite);
 }
 
+// They first wait for what the last update has left under way.
+std::vector<TensorPart> Run::values() {
+    what_.updater->finish();
+    return what_.updater->values();
+}
+
 double Run::validation_loss() {
-    return validation_->loss(what_.forward, what_.sum_loss, slice_.part);
+    return validation_->loss(what_.forward, what_.of_loss, slice_.part);
 }
 
 bool Run::finish(const std::function<bool(Report&)>& sections) {

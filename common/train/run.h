@@ -3,7 +3,7 @@
 //
 //     Run run("02_zero", options, shape, {.micro_batch = B, .count = N, .replica = r});
 //     ...                                             the model, the technique, the optimizer
-//     run.load(parameters, optimizer);
+//     run.load(updater.start());
 //     run.start({...});
 //     while (Step* step = run.next()) train_step(*step, ...);        step.h
 //     return run.finish([&](Report& report) { ... });
@@ -13,28 +13,26 @@
 
 #include "lab/report/report.h"
 #include "lab/verify/verify.h"
-#include "model/optimizer.h"
 #include "sampling.h"
 #include "saves.h"
 #include "setup.h"
 #include "step.h"
+#include "updater.h"
 #include "validation.h"
 
 namespace ultrascale {
 
-// What a run trains: this rank's parts of it, and its description in the header. `values` first
-// waits for updates and messages that a step has left under way; all ranks call it.
+// What a run trains: this rank's parts of it, and its description in the header.
 struct Trained {
-    std::function<std::vector<TensorPart>()> values = {}, gradients = {};
-    // What else a resumed run needs, including the model's buffers; none: saves hold weights only.
-    std::function<std::vector<TensorPart>()> optimizer_states = {};
+    Updater* updater;
+    bool weights_only = false;  // saves hold no states
     // Options that a checkpoint records besides those that were given: defaults of this program
     // which another one does not share.
     OptionTexts options = {};
     // Forward only, for --val-data: adds this rank's part of the loss to context.loss.
     std::function<void(Context&)> forward = {};
-    std::function<void(const Tensor& loss)> sum_loss = {};  // if other ranks have parts of the loss
-    NextToken next_token = {};                              // for --sample
+    const Communicator* of_loss = nullptr;  // whose ranks have parts of that loss
+    NextToken next_token = {};              // for --sample
     // The technique's line in the header ("  sync    bucket: ..."), and the ranks' layout
     // ({"dp", 4}).
     std::string label = {}, technique = {};
@@ -52,12 +50,10 @@ struct Trained {
     std::function<std::unique_ptr<Reference>(const TrainingState& start, int64_t steps)> reference =
         {};
     std::optional<VerifyBounds> bounds = {};
-    // Whether this step's gradient overflowed, so that it is not the one to compare.
-    std::function<bool()> skipped = {};
     bool imagined = false;  // other ranks are: the numbers mean nothing, and need not be finite
 };
-// For a model whose parameters are in one list, and its optimizer.
-Trained trained(Llama& model, AdamW& optimizer);
+// For a model that one process runs from the first layer to the last.
+Trained trained(Llama& model, Updater& updater);
 
 class Run {
 public:
@@ -68,9 +64,7 @@ public:
         std::function<int64_t(int64_t step)> sequences_of = {}, std::vector<SamplesCut> cuts = {});
     const DataLoader& loader() const { return loader_; }
 
-    // Sets the start of the training: the weights from --seed or --load, and the optimizer's
-    // states. A technique that loads by itself passes the training state instead.
-    void load(ParameterList& parameters, AdamW& optimizer);
+    // The start of the training, from Updater::start().
     void load(const TrainingState& state) { state_ = state; }
     // Prints the header, and with --verify lets rank 0 train the plain way. Then starts the counts
     // of memory and communication.
@@ -98,6 +92,7 @@ private:
         Step step;
         double at;  // seconds
     };
+    std::vector<TensorPart> values();
     double validation_loss();
     void stop_unless_finite();
     void end_step(const Begun& begun, double loss, double squared_norm);

@@ -7,8 +7,8 @@
 //         phase("backward", [&] { model.backward({}, saved, micro_batch); });
 //     }
 //     ...                                   gradients: communication
-//     step.verify_gradient();
-//     ...                                   norm, update, communication of the loss
+//     const Tensor squared_norm = updater.squared_norm();
+//     ...                                   update, communication of the loss
 //     step.finish(squared_norm);
 //
 // Both the training (run.h) and, at learning rate 0, measure() call this function.
@@ -88,10 +88,6 @@ public:
     void call_hooks(std::initializer_list<Hooks*> hooks);
     Context micro_batch(int64_t m);
 
-    // Call it when the gradients are final: with --verify it compares them in the first step.
-    void verify_gradient() {
-        if (on_gradient) on_gradient();
-    }
     // Call it at the end, when `loss` and the squared norm are those of the whole step. The host
     // waits for the device. Returns the squared norm.
     double finish(const Tensor& squared_norm);
@@ -100,7 +96,6 @@ public:
     // empty if both were.
     const std::string& not_finite() const { return not_finite_; }
 
-    std::function<void()> on_gradient = {};
     std::function<void(double loss, double squared_norm)> on_finish = {};
 
 private:

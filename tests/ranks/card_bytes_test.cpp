@@ -88,7 +88,7 @@ double bytes_of_step(const Options& options, const StepShape& shape, const Plan&
     const TokenFile file("common/text.txt", shape.config.vocab);
     const DataLoader loader(file, {.seq = shape.seq});
     Composition all(options, shape, techniques);
-    Zero& updates = *all.updates;
+    Updater& updates = *all.updates;
     updates.start();
     const DataSlice slice = all.data_slice();
     const int64_t sequences = shape.micro_batch * options.grad_accum * slice.count;

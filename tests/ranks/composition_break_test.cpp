@@ -51,7 +51,7 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
     const TokenFile file("common/text.txt", config.vocab);
     const DataLoader loader(file, {.seq = T});
     Composition all(options, shape, techniques);
-    Zero& updates = *all.updates;
+    Updater& updates = *all.updates;
     for (const auto& p : all.own.parameters()) breaks.describe(*p);
     const TrainingState start = updates.start();
     const Prediction predicted = [&] {

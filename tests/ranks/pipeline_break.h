@@ -55,8 +55,8 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
     ParameterList& parameters = pipeline.parameters();
     breaks.describe(parameters, world.rank());
     pipeline.allocate(DType::fp32, DType::fp32);
-    parameters.initialize(options.seed);
-    AdamW optimizer(parameters, options.optimizer);
+    PlainUpdater optimizer(parameters, options, &pipeline.mesh);
+    optimizer.start();
     testing::internal::CaptureStdout();
     const int64_t sequences = B * schedule.micro_batches;  // of a step
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), sequences), {});
@@ -78,9 +78,9 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
         Parameter* const copy = parameters.find("model.embed_tokens.weight");
         std::vector<std::string> nowhere;
         if (breaks.tied_counts_twice && copy) copy->replica_groups.swap(nowhere);
-        const Tensor squared_norm = squared_gradient_norm(parameters, pipeline.mesh);
+        const Tensor squared_norm = optimizer.squared_norm();
         if (breaks.tied_counts_twice && copy) copy->replica_groups.swap(nowhere);
-        optimizer.step(options.optimizer.lr, squared_norm);
+        optimizer.update(options.optimizer.lr, squared_norm);
         if (world.size() > 1) world.all_reduce(step.loss);
         verifier.after_step(s, step.loss.to_host<double>()[0], parameters.parts(&Parameter::value));
     }

@@ -148,10 +148,10 @@ int train(bool bucketed, Break wrong = Break::nothing) {
     parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);
     BucketSync buckets(parameters, mesh, 1 << 30);  // a bucket ends where the group changes
     if (wrong == Break::norm_lacks_experts) split_experts_over({});  // not of the buckets
-    AdamW optimizer(parameters, options.optimizer);
+    PlainUpdater optimizer(parameters, options, &mesh);
     Run run("sketch", options, {.config = config, .micro_batch = 1, .seq = T},
             {.micro_batch = 1, .count = world.size(), .replica = world.rank()});
-    run.load(parameters, optimizer);
+    run.load(optimizer.start());
     Trained what = trained(model, optimizer);
     const auto all_here = [](auto&... at) { return std::make_unique<Experts>(at...); };
     what.plain_parts = [&](ModuleFactories& factories) { factories.feed_forward = all_here; };
@@ -165,9 +165,8 @@ int train(bool bucketed, Break wrong = Break::nothing) {
             model.backward({}, saved, context);
         }
         bucketed ? buckets.finish() : sum_gradients(parameters, mesh);
-        step->verify_gradient();
-        const Tensor squared = squared_gradient_norm(parameters, mesh);
-        optimizer.step(step->learning_rate, squared);
+        const Tensor squared = optimizer.squared_norm();
+        optimizer.update(step->learning_rate, squared);
         world.all_reduce(step->loss);
         step->finish(squared);
     }

@@ -120,10 +120,10 @@ Outcome train(TensorOptions tensor, Breaks breaks = {}) {
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(DType::fp32);
     parameters.allocate_grads(DType::fp32);
-    AdamW optimizer(parameters, options.optimizer);
+    PlainUpdater optimizer(parameters, options, &mesh);
     const DataSlice slice{.micro_batch = B, .count = dp.size(), .replica = dp.rank()};
     Run run("sketch", options, shape, slice);
-    run.load(parameters, optimizer);
+    run.load(optimizer.start());
     run.start(trained(model, optimizer));
     while (Step* step = run.next()) {
         parameters.begin_gradients(A);
@@ -133,11 +133,10 @@ Outcome train(TensorOptions tensor, Breaks breaks = {}) {
             model.backward({}, saved, micro_batch);
         }
         sum_gradients(parameters, mesh);
-        step->verify_gradient();
         for (const TensorPart& amax : parameters.buffers())
             ScaledLinear::next_step(amax.tensor, world, breaks);
-        const Tensor squared = squared_gradient_norm(parameters, mesh);
-        optimizer.step(step->learning_rate, squared);
+        const Tensor squared = optimizer.squared_norm();
+        optimizer.update(step->learning_rate, squared);
         if (dp.size() > 1) dp.all_reduce(step->loss);
         step->finish(squared);
     }

@@ -72,18 +72,17 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
     ParameterList& parameters = s.parameters();
     parameters.allocate_values(DType::fp32);
     parameters.allocate_grads(DType::fp32);
-    AdamW optimizer(parameters, s.options.optimizer);
+    PlainUpdater optimizer(parameters, s.options, &s.mesh);
     Run run = s.make_run();
-    run.load(parameters, optimizer);
+    run.load(optimizer.start());
     BucketSync sync(parameters, s.mesh, 5000);
     run.start(trained(s.model, optimizer));
     while (Step* step = run.next()) {
         parameters.begin_gradients(A);
         s.stages.run(s.model, *step, &sync, s.actions);
         sync.finish();
-        step->verify_gradient();
-        const Tensor squared = squared_gradient_norm(parameters, s.mesh);
-        optimizer.step(step->learning_rate, squared);
+        const Tensor squared = optimizer.squared_norm();
+        optimizer.update(step->learning_rate, squared);
         s.world.all_reduce(step->loss);
         step->finish(squared);
     }
@@ -106,15 +105,12 @@ bool train_with_zero(bool zero_bubble, Breaks breaks = {}) {
     Stage zero(s.parameters(), units, s.mesh, s.options, {});
     Run run = s.make_run();
     run.load(zero.start());
-    run.start({.values = [&] { return zero.finish(), zero.values(); },
-               .gradients = [&] { return zero.gradients(); },
-               .optimizer_states = [&] { return zero.optimizer_states(); }});
+    run.start({.updater = &zero});
     while (Step* step = run.next()) {
         zero.begin_step(A);
         s.stages.run(s.model, *step, &zero, s.actions);
         zero.end_micro_batch();
-        const Tensor squared = zero.squared_norm();
-        step->verify_gradient();  // the copies of the tied weight have met
+        const Tensor squared = zero.squared_norm();  // the copies of the tied weight have met
         zero.update(step->learning_rate, squared);
         s.world.all_reduce(step->loss);
         step->finish(squared);
@@ -149,9 +145,12 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
     ParameterList& parameters = s.parameters();
     parameters.allocate_values(DType::fp32);
     parameters.allocate_grads(DType::fp32);
-    AdamW optimizer(parameters, s.options.optimizer);
+    struct Unconfirmed : PlainUpdater {
+        using PlainUpdater::PlainUpdater, PlainUpdater::own_squared_norm, PlainUpdater::adamw_;
+    };
+    Unconfirmed optimizer(parameters, s.options, &s.mesh);
     Run run = s.make_run();
-    run.load(parameters, optimizer);
+    run.load(optimizer.start());
     run.start(trained(s.model, optimizer));
     int repeated = 0;
     Step* former = nullptr;
@@ -163,8 +162,8 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
         s.mesh.norm_group().all_reduce(whole);
         if (clip > 0 && scalar(whole) > clip * clip && !never_confirm) {
             before.restore();
-            optimizer.set_steps_done(optimizer.steps_done() - 1);
-            optimizer.step(former->learning_rate, whole);
+            optimizer.adamw_->set_steps_done(optimizer.adamw_->steps_done() - 1);
+            optimizer.update(former->learning_rate, whole);
             ++repeated;
         }
         former->finish(whole);
@@ -174,17 +173,12 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
         parameters.begin_gradients(A);
         s.stages.run(s.model, *step, nullptr, s.actions);
         sum_gradients(parameters, s.mesh);
-        step->verify_gradient();
+        own = optimizer.own_squared_norm();
         s.world.all_reduce(step->loss);
-        own = Tensor::zeros({1}, DType::fp64, Memory::workspace);
-        std::vector<Tensor> counted;
-        for (const auto& p : parameters)
-            if (counts(s.mesh, *p)) counted.push_back(p->grad);
-        ops::accumulate_sum_squares(own, counted);
         before = {};
         before.keep(parameters.parts(&Parameter::value));
         before.keep(optimizer.states());
-        optimizer.step(step->learning_rate, own);
+        optimizer.update(step->learning_rate, own);
         former = step;
     }
     confirm();

@@ -150,11 +150,8 @@ double loss_of_text(Llama& model, const DataSlice& slice, const Communicator* cp
         Saved nothing;
         model.forward({}, nothing, context);
     };
-    const auto sum = [&](const Tensor& loss) {
-        if (cp) cp->all_reduce(loss);
-    };
     const DataLoader text(file, {.seq = T});
-    return validation_loss(forward, text, {0, 8}, B, sum, slice.part).mean();
+    return validation_loss(forward, text, {0, 8}, B, cp, slice.part).mean();
 }
 double plain_loss_of_text(ParameterList& parameters) {
     Llama whole(config, {});
@@ -181,13 +178,13 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
     if (broken == Break::sum_over_dp_only)
         parameters.find("model.layers.1.mlp.up_proj.weight")->split_over = {"cp"};
     parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);
-    AdamW optimizer(parameters, options.optimizer);
+    PlainUpdater optimizer(parameters, options, &mesh);
     const DataSlice slice{.micro_batch = B,
                           .count = dp.size(),
                           .replica = dp.rank(),
                           .part = [&](const HostBatch& whole) { return part_of(whole, cp); }};
     Run run("sketch", options, shape, slice);
-    run.load(parameters, optimizer);
+    run.load(optimizer.start());
     BucketSync sync(parameters, mesh, 5000);
     run.start(trained(model, optimizer));
     while (Step* step = run.next()) {
@@ -198,9 +195,8 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
             model.backward({}, saved, micro_batch);
         }
         buckets ? sync.finish() : sum_gradients(parameters, mesh);
-        step->verify_gradient();
-        const Tensor squared = squared_gradient_norm(parameters, mesh);  // nothing is sent for it
-        optimizer.step(step->learning_rate, squared);
+        const Tensor squared = optimizer.squared_norm();  // nothing is sent for it
+        optimizer.update(step->learning_rate, squared);
         world.all_reduce(step->loss);
         step->finish(squared);
     }

@@ -58,8 +58,8 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     for (const auto& p : parameters) breaks.parameter(*p, world.rank());
     parameters.allocate_values(DType::fp32);
     parameters.allocate_grads(DType::fp32);
-    parameters.initialize(options.seed);
-    AdamW optimizer(parameters, options.optimizer);
+    PlainUpdater optimizer(parameters, options, &mesh);
+    optimizer.start();
     testing::internal::CaptureStdout();
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), B),
                       [&](ModuleFactories& factories) {
@@ -86,12 +86,12 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
         }
         if (breaks.sum_copies) sum_gradients(parameters, mesh);
         if (step == 0) verifier.gradient(parameters.parts(&Parameter::grad));
-        Tensor squared_norm = squared_gradient_norm(parameters, mesh);
+        Tensor squared_norm = optimizer.squared_norm();
         if (breaks.clip_with_own_norm || breaks.count_copies)
             squared_norm = squared_gradient_norm(parameters);
         if (breaks.count_copies)
             world.all_reduce(squared_norm);  // counts everything that every rank holds
-        optimizer.step(options.optimizer.lr, squared_norm);
+        optimizer.update(options.optimizer.lr, squared_norm);
         verifier.after_step(step, context.loss.to_host<double>()[0],
                             parameters.parts(&Parameter::value));
     }

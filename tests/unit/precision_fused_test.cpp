@@ -39,7 +39,7 @@ Outcome run(const PrecisionOptions& o, int steps, const ModelOptions& model) {
     MixedTraining training(config, model, o, {});
     Options options;
     options.optimizer.lr = 0;
-    training.load(options);
+    training.start();
     const TokenFile file("common/text.txt", config.vocab);
     const DataLoader loader(file, {.seq = T});
     const Mesh one(Communicator::world(), {{"dp", 1}});

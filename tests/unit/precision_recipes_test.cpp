@@ -100,7 +100,7 @@ OneMicroBatch train_one(const LlamaConfig& model, int64_t loss_chunk, bool in_su
     PrecisionOptions o{.recipe = *find_recipe("deepseek")};
     o.gradient_format = DType::e4m3;
     MixedTraining training(model, {.dtype = DType::bf16, .loss_chunk = loss_chunk}, o, {});
-    training.load({});
+    training.start();
     const TokenFile file("common/text.txt", model.vocab);
     const DataLoader loader(file, {.seq = 32});
     training.model.parameters().begin_gradients();

@@ -17,12 +17,10 @@ const LlamaConfig config{
 struct Training {
     explicit Training(const Options& given)
         : options(given),
-          run("test", options, shape, {.micro_batch = 2}),  // keeps a reference to the options
-          optimizer_options(options.optimizer) {
+          run("test", options, shape, {.micro_batch = 2}) {  // keeps a reference to the options
         model.parameters().allocate_values(DType::fp32);
         model.parameters().allocate_grads(DType::fp32);
-        optimizer.emplace(model.parameters(), optimizer_options);
-        run.load(model.parameters(), *optimizer);
+        run.load(optimizer.start());
     }
     void train(Step& step) {
         ParameterList& parameters = model.parameters();
@@ -32,16 +30,15 @@ struct Training {
             model.forward({}, saved, micro_batch);
             model.backward({}, saved, micro_batch);
         }
-        step.verify_gradient();
-        const Tensor squared = squared_gradient_norm(parameters);
-        optimizer->step(step.learning_rate, squared);
+        const Tensor squared = optimizer.squared_norm();
+        optimizer.update(step.learning_rate, squared);
         ops::add(steps_seen, ones);
         losses.push_back(scalar(step.loss));
         step.finish(squared);
     }
     bool train_all() {
         testing::internal::CaptureStdout();
-        run.start(trained(model, *optimizer));
+        run.start(trained(model, optimizer));
         while (Step* step = run.next()) train(*step);
         const bool ok = run.finish([](Report&) { return true; });
         testing::internal::GetCapturedStdout();
@@ -51,11 +48,10 @@ struct Training {
     Options options;
     StepShape shape{.config = config, .model = {}, .micro_batch = 2, .seq = 16};
     Run run;
-    OptimizerOptions optimizer_options;
     Llama model{config, {}};
     const Tensor steps_seen = model.parameters().add_buffer("steps_seen", 3);
     const Tensor ones = Tensor::from_host<float>(std::vector<float>(3, 1), {3}, Memory::workspace);
-    std::optional<AdamW> optimizer;
+    PlainUpdater optimizer{model.parameters(), options};
     std::vector<double> losses;
 };
 

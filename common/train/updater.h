@@ -1,0 +1,70 @@
+// What makes new weights of a step's gradients, whatever the technique: plain AdamW below, 09's
+// buckets, ZeRO's stages (02), mixed precision (08).
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "comm/mesh.h"
+#include "model/parts.h"
+#include "setup.h"
+
+namespace ultrascale {
+
+// A technique that communicates during a step does it as hooks of the model, and in the calls
+// around its micro-batches. All ranks make all calls, in this order.
+class Updater : public Hooks {
+public:
+    // Gives the parameters their first values, from --load or --seed. Returns the state from which
+    // training goes on.
+    virtual TrainingState start() = 0;
+    virtual void begin_step(int64_t micro_batches) = 0;
+    virtual void begin_micro_batch(int64_t /*micro_batch*/, bool /*last*/) {}
+    virtual void end_micro_batch() {}
+    // The sum of squares of the whole model's gradient, each element counted once: (1) fp64 on the
+    // device. The gradient is final, which on_gradient is told.
+    Tensor squared_norm();
+    virtual void update(double lr, const Tensor& squared_norm) = 0;
+    virtual void finish() {}  // waits for what is under way, before other code reads parameters
+
+    // What this rank holds: to verify and to save.
+    virtual std::vector<TensorPart> gradients() = 0;
+    virtual std::vector<TensorPart> values() = 0;
+    virtual std::vector<TensorPart> states() = 0;  // what else a resumed run needs
+    // Whether the gradient overflowed, so that the update changes nothing.
+    virtual bool overflowed() const { return false; }
+
+    std::function<void()> on_gradient = {};
+
+protected:
+    Tensor own_squared_norm();  // this rank's part, which it computes alone; tells on_gradient
+    virtual Tensor sum_squares() = 0;
+    virtual const Communicator* norm_group() const { return nullptr; }  // whose parts are added
+};
+
+// AdamW on all parameters that this rank holds, as the model's description says who holds what.
+class PlainUpdater : public Updater {
+public:
+    // The parameters have storage before start() is called. Without a mesh each rank has all of
+    // the model. Keeps references.
+    PlainUpdater(ParameterList& parameters, const Options& options, const Mesh* mesh = nullptr)
+        : parameters_(parameters), options_(options), mesh_(mesh) {}
+
+    TrainingState start() override;
+    void begin_step(int64_t micro_batches) override { parameters_.begin_gradients(micro_batches); }
+    void update(double lr, const Tensor& squared_norm) override { adamw_->step(lr, squared_norm); }
+    std::vector<TensorPart> gradients() override { return parameters_.parts(&Parameter::grad); }
+    std::vector<TensorPart> values() override { return parameters_.parts(&Parameter::value); }
+    std::vector<TensorPart> states() override { return states_of({&*adamw_, 1}, parameters_); }
+
+protected:
+    Tensor sum_squares() override;
+    const Communicator* norm_group() const override;
+
+    ParameterList& parameters_;
+    const Options& options_;
+    const Mesh* mesh_;
+    std::optional<AdamW> adamw_;
+};
+
+}  // namespace ultrascale
