@@ -25,7 +25,7 @@ Step::Step(const DataLoader& loader, const DataSlice& slice, int64_t number, int
       accumulated(sequences / slice.count / slice.micro_batch),
       loss(Tensor::zeros({1}, DType::fp64, Memory::workspace)),
       loader_(loader),
-      share_(slice),
+      slice_(slice),
       first_sample_(first_sample) {
     if (slice.mean == MeanOver::own_samples)
         for (int64_t m = 0; m < accumulated; ++m)
