@@ -133,17 +133,19 @@ endif
 SHARED_ROOMS := $(addprefix common/,core model comm comm/mpi files train lab/*)
 BACKEND_ROOMS := $(if $(filter cuda,$(BACKEND)),\
                    common/cuda common/cuda/attention common/comm/nccl,common/cpu)
-# An operation of one chapter lies in its kernels/, for the CPU as .cpp and for CUDA as .cu.
+# An operation of one chapter lies in its kernels/, for the CPU as .cpp and for CUDA as .cu, or, if
+# only libraries' kernels are called, as kernels/cuda/*.cpp.
 ifeq ($(BACKEND),simt)
 COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) common/emulator/*.cu common/cuda/ops_*.cu \
                     common/cuda/attention/ops_*.cu $(KERNELS:=/ops_*.cu) \
                     $(KERNELS:=/emulator/*.cu)) \
                   $(EXECUTOR_SOURCES) \
-                  $(patsubst %,common/cpu/%.cpp,device stream comm ops_matmul ops_matmul_fp8)
+                  $(patsubst %,common/cpu/%.cpp,device stream comm ops_matmul)
 else
 COMMON_SOURCES := $(wildcard $(SHARED_ROOMS:=/*.cpp) \
                     $(foreach room,$(BACKEND_ROOMS),$(room)/*.cpp $(room)/*.cu) \
-                    $(KERNELS:=/*.$(if $(filter cuda,$(BACKEND)),cu,cpp)))
+                    $(if $(filter cuda,$(BACKEND)),$(KERNELS:=/*.cu) $(KERNELS:=/cuda/*.cpp),\
+                      $(KERNELS:=/*.cpp)))
 endif
 
 # Most sources are the same for all backends and are compiled once, into build/obj. Others belong to

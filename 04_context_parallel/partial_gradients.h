@@ -11,6 +11,7 @@
 // is written, and the rest of the sum begins with zero.
 #pragma once
 
+#include "kernels/ops_attention_open.h"
 #include "keys_values.h"
 #include "ring_plan.h"
 

@@ -1,11 +1,11 @@
 // --demo accumulator: what Hopper's tensor cores lose when they add up products of 8-bit numbers in
-// 14 bits, and what moving the sum to fp32 every 128 of k gives back (common/core/accumulator.h).
+// 14 bits, and what moving the sum to fp32 every 128 of k gives back (accumulator.h).
 // DeepSeek-V3 Technical Report, section 3.3.2: nearly 2 % at k = 4096.
 #pragma once
 
 #include <cmath>
 
-#include "core/accumulator.h"
+#include "accumulator.h"
 #include "core/float_formats.h"
 #include "core/random.h"
 #include "lab/report/report.h"

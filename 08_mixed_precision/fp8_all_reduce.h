@@ -25,7 +25,8 @@
 #include <cmath>
 
 #include "comm/mesh.h"
-#include "core/ops_ranges.h"
+#include "kernels/ops_quantised.h"
+#include "kernels/ops_ranges.h"
 #include "lab/predict/prediction.h"
 #include "storage.h"
 

@@ -23,8 +23,8 @@
 
 #include <memory>
 
-#include "core/ops_fp8.h"
 #include "fp8_linear.h"
+#include "kernels/ops_quantised.h"
 #include "model/activation.h"
 #include "model/llama.h"
 

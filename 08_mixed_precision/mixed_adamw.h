@@ -1,4 +1,4 @@
-// AdamW on tensors of any format (common/core/ops.h: adamw): read, computed in fp32, written back
+// AdamW on tensors of any format (kernels/ops_adamw_any.h): read, computed in fp32, written back
 // in the recipe's format.
 //
 //     g = scale * gradient * clip        m, v = moments with g
@@ -13,6 +13,7 @@
 // afterwards, as their scales depend on all of a matrix (MixedTraining::round_weights).
 #pragma once
 
+#include "kernels/ops_adamw_any.h"
 #include "model/optimizer.h"
 #include "storage.h"
 
@@ -33,12 +34,11 @@ public:
                                              .beta2 = float(options_.beta2),
                                              .eps = float(options_.eps),
                                              .step = steps_,
-                                             .max_norm = float(options_.clip),
-                                             .skip = skip};
+                                             .max_norm = float(options_.clip)};
         for (std::span<Storage::StoredParameter> group : {storage_.linears(), storage_.rest()}) {
-            std::vector<ops::AdamWItem> items;
+            std::vector<ops::AdamWAnyItem> items;
             for (const Storage::StoredParameter& h : group) items.push_back(item(h));
-            if (!items.empty()) ops::adamw(items, squared_norm, settings);
+            if (!items.empty()) ops::adamw_any(items, squared_norm, settings, skip);
         }
     }
     // The last step was skipped: its number is free again.
@@ -64,18 +64,19 @@ public:
     }
 
 private:
-    ops::AdamWItem item(const Storage::StoredParameter& h) const {
-        ops::AdamWItem item{.value = h.value_later() ? h.master : h.value,
-                            .master = h.master,
-                            .m = h.m,
-                            .v = h.v,
-                            .gradient = h.read(),
-                            .weight_decay = h.parameter->decays ? float(options_.weight_decay) : 0,
-                            .value_scale = h.value_later() ? h.master_scale : Tensor(),
-                            .master_scale = h.master_scale,
-                            .m_scale = h.m_scale,
-                            .v_scale = h.v_scale,
-                            .gradient_scale = h.gradient_scale};
+    ops::AdamWAnyItem item(const Storage::StoredParameter& h) const {
+        ops::AdamWAnyItem item{
+            .value = h.value_later() ? h.master : h.value,
+            .master = h.master,
+            .m = h.m,
+            .v = h.v,
+            .gradient = h.read(),
+            .weight_decay = h.parameter->decays ? float(options_.weight_decay) : 0,
+            .value_scale = h.value_later() ? h.master_scale : Tensor(),
+            .master_scale = h.master_scale,
+            .m_scale = h.m_scale,
+            .v_scale = h.v_scale,
+            .gradient_scale = h.gradient_scale};
         if (recipe_.stochastic && !h.recipe->master)
             item.rounding = Random(seed_, fmt::format("round.{}.{}", steps_, h.parameter->name));
         if (is_fp8(h.recipe->m) || is_fp8(h.recipe->v))

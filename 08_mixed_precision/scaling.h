@@ -18,7 +18,7 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "core/ops_fp8.h"
+#include "kernels/ops_quantised.h"
 #include "model/parameter.h"
 
 namespace ultrascale::mixed_precision {

@@ -17,9 +17,9 @@
 #pragma once
 
 #include "core/ops.h"
-#include "core/ops_fp8.h"
-#include "core/ops_ranges.h"
 #include "core/trace.h"
+#include "kernels/ops_quantised.h"
+#include "kernels/ops_ranges.h"
 #include "model/parts.h"
 #include "precision_options.h"
 

@@ -18,7 +18,7 @@
 #include <span>
 
 #include "core/ops_fp8.h"
-#include "core/ops_ranges.h"
+#include "kernels/ops_ranges.h"
 #include "lab/predict/estimate.h"
 #include "model/parameter.h"
 #include "precision_options.h"

@@ -28,8 +28,8 @@
 // later. Scales are loaded from memory to registers a step before they are needed. Everything else
 // is as in 7_product_fp8.cu.
 //
-// This is the kernel that 08_mixed_precision trains with on Hopper,
-// common/cuda/fp8_blocks_wgmma.cu. There it also has a form for the gradients of weights, in which
+// This is the kernel that 08_mixed_precision trains with on Hopper (its
+// kernels/fp8_blocks_wgmma.cu). There it also has a form for the gradients of weights, in which
 // each column of the result has a scale of its own (both operands are activations, or gradients of
 // them, with 1 x 128 blocks), and can add to fp32. It needs Hopper's PTX, which neither the CPU nor
 // other GPUs execute.
@@ -39,7 +39,7 @@
 #include "../kernel.h"
 
 #ifdef ULTRASCALE_CUDA
-#include "cuda/fp8_blocks.h"
+#include "08_mixed_precision/kernels/fp8_blocks.h"
 #endif
 
 namespace ultrascale::kernels {

@@ -17,9 +17,9 @@
 
 #include <fstream>
 
+#include "08_mixed_precision/kernels/ops_quantised.h"
 #include "core/device.h"
 #include "core/ops.h"
-#include "core/ops_fp8.h"
 #include "core/random_tensor.h"
 #include "hardware.h"
 #include "lab/report/median_seconds.h"

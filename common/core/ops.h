@@ -10,7 +10,6 @@
 // vocabulary. A shape that does not fit is a bug and fails check().
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "random.h"
@@ -126,29 +125,6 @@ struct AttentionAdds {
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                         const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
                         const AttentionMask& mask, AttentionAdds add = {});
-// The same block by block, with dQ held open in between, in a form in which kernels add to it
-// (Hopper's: attention_wgmma_sums.cuh), so that it is converted only once. open_dq begins with
-// zero, for queries (B, T, H, D) and keys with K heads; dout, lse and delta are those of the whole
-// rows. It returns an empty one if the kernels for q's dtype and D have no such form; then
-// attention_backward above can add in fp32.
-struct OpenDq {
-    Tensor sums, rows, lengths, longest;
-    int64_t T = 0;
-    explicit operator bool() const { return bool(sums); }
-    // Whether a block may have these queries; sums consist of tiles of so many.
-    bool takes(int64_t first, int64_t queries) const {
-        const int64_t tile = sums.size(1);
-        return first % tile == 0 && (queries % tile == 0 || first + queries == T);
-    }
-};
-OpenDq open_dq(const Tensor& dout, const Tensor& lse, const Tensor& delta, int64_t K);
-// A block of sequence b: dout and q (1, queries, H, D) from query `first` on, k and v (1, Tk, K,
-// D). dk and dv are fp32, or of q's dtype; `add_dkv`: they are fp32 and added to.
-void attention_backward(const OpenDq& open, int64_t b, int64_t first, Tensor dk, Tensor dv,
-                        const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const AttentionMask& mask, bool add_dkv);
-// dq (B, T, H, D), fp32 or 16 bits, becomes the sum, plus `addend` (fp32) if there is one.
-void close_dq(Tensor dq, const OpenDq& open, const Tensor& addend = {});
 
 // The naive way, with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output and
 // the backward's input.
@@ -180,36 +156,20 @@ void cross_entropy(Tensor losses, Tensor logits, const Tensor& targets /* (N) in
 // ---- optimizer ----------------------------------------------------------------------------------
 struct AdamWSettings {
     float lr, beta1, beta2, eps;
-    int64_t step;      // 1 at the first update
-    float max_norm;    // clip the gradient to this global norm; 0: do not clip
-    Tensor skip = {};  // (1) int32 on the device: where it is not 0, nothing is updated
+    int64_t step;    // 1 at the first update
+    float max_norm;  // clip the gradient to this global norm; 0: do not clip
 };
 struct AdamWItem {
     Tensor value, master, m, v, gradient;
     float weight_decay;  // 0 for norms
-    // A tensor of fp16, e4m3 or e5m2 with a scale (1) fp32 stands for scale * tensor. The
-    // gradient's is an input (of any dtype). The others' are read, and then written: the new
-    // numbers' largest magnitude / the dtype's largest number, for which the states are read twice,
-    // rounded up to a power of two: so a number that does not change is not rounded again. A state
-    // of zeros may have any scale. v in fp16, e4m3 or e5m2 is not rounded to zero, but to the
-    // smallest number instead: an update is divided by its root.
-    Tensor value_scale = {}, master_scale = {}, m_scale = {}, v_scale = {}, gradient_scale = {};
-    // Rounds value stochastically: element i with the bits first + i of this stream (a new name for
-    // each step), whatever piece of a parameter the tensors are. Then value may be its own master.
-    std::optional<Random> rounding = {};
-    uint64_t first = 0;
-    // Rounds m and v stochastically where they are fp8, element i with the bits 2 (first + i) and
-    // 2 (first + i) + 1 of this stream: to nearest, 0.95 v would be v again for many numbers of 3
-    // bits of mantissa.
-    std::optional<Random> state_rounding = {};
 };
 // One update like PyTorch's AdamW (Loshchilov & Hutter 2019), element by element in one pass:
 //   g = gradient * min(1, max_norm / (sqrt(squared_norm) + 1e-6));  m, v, bias correction;
 //   master *= 1 - lr * weight_decay
-// The arithmetic is in fp32, whatever the five tensors are: fp32, bf16, fp16, e4m3 or e5m2. value
-// receives the rounded master (it may be master itself). squared_norm (1) fp64 is that of the
-// gradients with their scales, and stays on the device, so the host need not wait for it. One call
-// updates all parameters, on CUDA in one launch, or four if there are scales.
+// The arithmetic is in fp32. master, m and v are fp32 (on CUDA, m and v may be bf16); value and
+// gradient each have one dtype in all items. value receives the rounded master (it may be master
+// itself). squared_norm (1) fp64 is that of the gradients, and stays on the device, so the host
+// need not wait for it. One call updates all parameters, on CUDA in one launch.
 void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
            const AdamWSettings& settings);
 // The same on the host's threads, synchronously, for tensors in the host's memory (Memory::host, or

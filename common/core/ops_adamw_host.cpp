@@ -27,63 +27,29 @@ void update(V* value, float* master, float* m, float* v, const G* gradient, Adam
     }
 }
 
-void check_item(const AdamWItem& item) {
+void check_item(const AdamWItem& item, const AdamWItem& first) {
     const int64_t n = item.master.numel();
     check(item.value.numel() == n && item.m.numel() == n && item.v.numel() == n &&
               item.gradient.numel() == n,
           "adamw: sizes differ");
-    for (const AdamWWritten& w : written(item))
-        if (*w.scale) largest_scaled(w.tensor->dtype());
-    check(item.value.data() != item.master.data() ||
-              item.value_scale.data() == item.master_scale.data(),
-          "adamw: a value that is its own master has one scale");
-    check(!item.rounding || item.value.dtype() != DType::fp32,
-          "adamw: fp32 values are not rounded");
+    check(item.master.dtype() == DType::fp32, "adamw: masters are fp32");
+    check(item.value.dtype() == first.value.dtype() &&
+              item.gradient.dtype() == first.gradient.dtype() &&
+              item.m.dtype() == first.m.dtype() && item.v.dtype() == first.m.dtype(),
+          "adamw: items share their dtypes");
 }
 
 }  // namespace
-
-float largest_scaled(DType dtype) {
-    if (dtype == DType::fp16) return formats::Fp16::largest();
-    check(dtype == DType::e4m3 || dtype == DType::e5m2,
-          "adamw: scales are for fp16, e4m3 and e5m2");
-    return dtype == DType::e4m3 ? formats::E4m3::largest() : formats::E5m2::largest();
-}
-
-float smallest_second_moment(DType dtype) {
-    return dtype == DType::fp16   ? formats::Fp16::smallest()
-           : dtype == DType::e4m3 ? formats::E4m3::smallest()
-           : dtype == DType::e5m2 ? formats::E5m2::smallest()
-                                  : 0;
-}
-
-bool adamw_is_plain(const std::vector<AdamWItem>& items, const AdamWSettings& settings,
-                    DType moments) {
-    if (settings.skip) return false;
-    for (const AdamWItem& item : items) {
-        const DType value = item.value.dtype(), gradient = item.gradient.dtype();
-        if (item.master.dtype() != DType::fp32 || item.m.dtype() != moments ||
-            item.v.dtype() != moments)
-            return false;
-        if (dtype_bytes(value) == 1 || dtype_bytes(gradient) == 1 || has_scales(item) ||
-            item.gradient_scale || item.rounding || value != items[0].value.dtype() ||
-            gradient != items[0].gradient.dtype())
-            return false;
-    }
-    return true;
-}
 
 AdamWCost adamw_cost(const std::vector<AdamWItem>& items, const AdamWSettings& settings) {
     check(settings.step >= 1, "adamw: steps count from 1");
     AdamWCost cost;
     for (const AdamWItem& item : items) {
-        check_item(item);
+        check_item(item, items[0]);
         const auto bytes = [](const Tensor& t) { return double(t.bytes()); };
-        const double read =
-            bytes(item.gradient) + bytes(item.master) + bytes(item.m) + bytes(item.v);
         cost.flops += 15.0 * double(item.master.numel());
-        cost.bytes +=
-            read * (has_scales(item) ? 2 : 1) + bytes(item.value) + bytes(item.m) + bytes(item.v);
+        cost.bytes += bytes(item.gradient) + bytes(item.master) + bytes(item.value) +
+                      2 * (bytes(item.m) + bytes(item.v));
         if (item.value.data() != item.master.data()) cost.bytes += bytes(item.master);
     }
     return cost;
@@ -91,17 +57,11 @@ AdamWCost adamw_cost(const std::vector<AdamWItem>& items, const AdamWSettings& s
 
 void adamw_on_host(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
                    const AdamWSettings& s) {
-    if (s.skip && *s.skip.as<int32_t>() != 0) return;
     double clip = 1;
     if (s.max_norm > 0)
         clip = std::min(1.0, s.max_norm / (std::sqrt(*squared_norm.as<double>()) + 1e-6));
-    const bool plain = adamw_is_plain(items, s);
     for (const AdamWItem& item : items) {
         const AdamWFactors factors = adamw_factors(s, item.weight_decay, clip);
-        if (!plain) {
-            adamw_any_on_host(item, factors);
-            continue;
-        }
         with_type(item.value.dtype(), [&]<class V>(V) {
             with_type(item.gradient.dtype(), [&]<class G>(G) {
                 update(item.value.as<V>(), item.master.as<float>(), item.m.as<float>(),

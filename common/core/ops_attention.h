@@ -16,6 +16,19 @@ inline int64_t shift_in_keys(const AttentionMask& mask) {
     return divide_down(mask.q_offset - mask.k_offset, mask.stride);
 }
 
+// dQ held open between blocks of keys, in the form in which Hopper's kernels add to it
+// (cuda/attention/attention_wgmma_sums.cuh).
+struct OpenDq {
+    Tensor sums, rows, lengths, longest;
+    int64_t T = 0;
+    explicit operator bool() const { return bool(sums); }
+    // Whether a block may have these queries; sums consist of tiles of so many.
+    bool takes(int64_t first, int64_t queries) const {
+        const int64_t tile = sums.size(1);
+        return first % tile == 0 && (queries % tile == 0 || first + queries == T);
+    }
+};
+
 inline void check_key_gradients(const Tensor& dk, const Tensor& dv, const Tensor& q,
                                 const Tensor& k, bool add) {
     check(dk.numel() == k.numel() && dv.numel() == k.numel(),

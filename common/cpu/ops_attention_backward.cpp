@@ -180,14 +180,4 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
     if (dk.dtype() != DType::fp32) convert(dk, dk32), convert(dv, dv32);
 }
 
-// Blocks are added in fp32 here (AttentionAdds); nothing is held open.
-OpenDq open_dq(const Tensor&, const Tensor&, const Tensor&, int64_t) { return {}; }
-void attention_backward(const OpenDq&, int64_t, int64_t, Tensor, Tensor, const Tensor&,
-                        const Tensor&, const Tensor&, const Tensor&, const AttentionMask&, bool) {
-    check(false, "attention_backward: there is no open dQ on the CPU");
-}
-void close_dq(Tensor, const OpenDq&, const Tensor&) {
-    check(false, "close_dq: there is no open dQ on the CPU");
-}
-
 }  // namespace ultrascale::ops

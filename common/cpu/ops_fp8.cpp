@@ -1,4 +1,4 @@
-// Quantisation to 8 bits, back, and transposed: plain loops over runs of up to 128 elements of a
+// Quantisation to 8 bits and back: plain loops over runs of up to 128 elements of a
 // row, which share a scale whatever the groups are.
 #include "ops_fp8.h"
 
@@ -64,17 +64,6 @@ void widen_runs(X* x, const T* y, const float* scales, int64_t R, int64_t C, Sca
     });
 }
 
-template <class T>
-void transpose(T* to, const T* from, int64_t R, int64_t C) {
-    constexpr int64_t square = 32;  // whose rows, of both, stay in the L1 cache
-#pragma omp parallel for if (R * C > parallel_threshold)
-    for (int64_t c0 = 0; c0 < C; c0 += square)
-        for (int64_t r0 = 0; r0 < R; r0 += square)
-            for (int64_t c = c0; c < std::min(C, c0 + square); ++c)
-                for (int64_t r = r0; r < std::min(R, r0 + square); ++r)
-                    to[c * R + r] = from[r * C + c];
-}
-
 // raise_amax() from the magnitudes of the runs.
 void raise_by_runs(const Tensor& amax, const Tensor& runs) {
     const float* values = runs.as<float>();
@@ -131,39 +120,6 @@ void dequantise(Tensor x, const Quantised& y, ScaleGroup group) {
     check_quantised(y, x.rows(), x.cols(), group, "dequantise: y (R, C) e4m3 or e5m2, its scales");
     OpSpan span("dequantise", double(x.numel()), bytes_of(x) + bytes_in(y));
     dequantise_floats(x, y, group);
-}
-
-void transpose_quantised(const Quantised& to, const Quantised& from, const Scaling& scaling) {
-    const int64_t R = from.values.rows(), C = from.values.cols();
-    check_quantise(from, to, R, C, scaling, {});
-    OpSpan span("transpose_quantised", 2.0 * double(R * C), bytes_in(to) + bytes_in(from));
-    if (scaling.group == ScaleGroup::row || scaling.group == ScaleGroup::tile) {
-        const Tensor x = Tensor::empty({R, C}, DType::fp32, Memory::workspace);
-        dequantise_floats(x, from, scaling.group);
-        return quantise_floats({}, to, x, scaling, {});
-    }
-    with_fp8(from.values.dtype(),
-             [&]<class T>(T) { transpose(to.values.as<T>(), from.values.as<T>(), R, C); });
-    if (to.scales.data() != from.scales.data())
-        transpose(to.scales.as<float>(), from.scales.as<float>(), from.scales.rows(),
-                  from.scales.cols());
-}
-
-void scale_of_amax(Tensor scale, const Tensor& amax, DType dtype, bool powers_of_two) {
-    OpSpan span("scale_of_amax", 0, bytes_of(scale, amax));
-    *scale.as<float>() = scale_for(*amax.as<float>(), largest_of(dtype), powers_of_two);
-}
-
-void delayed_scale(Tensor scale, Tensor history, const Tensor& amax, int64_t step, DType dtype,
-                   int margin) {
-    OpSpan span("delayed_scale", 0, bytes_of(scale, history, amax));
-    float* kept = history.as<float>();
-    const int64_t n = history.numel();
-    kept[step % n] = *amax.as<float>();
-    float largest = 0;
-    for (int64_t i = 0; i < n; ++i)
-        if (std::isfinite(kept[i])) largest = larger(largest, kept[i]);
-    *scale.as<float>() = delayed_scale_of(largest, largest_of(dtype), margin);
 }
 
 }  // namespace ultrascale::ops

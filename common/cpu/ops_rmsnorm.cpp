@@ -2,7 +2,7 @@
 //
 // With xhat = x * rstd and g = dy * weight:
 //   dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of dy * xhat.
-#include "ops_fp8.h"
+#include "ops_common.h"
 
 namespace ultrascale::ops {
 
@@ -60,20 +60,6 @@ void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weigh
     with_type(x.dtype(), [&]<class T>(T) {
         forward(y.as<T>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h);
     });
-}
-
-void rmsnorm_forward_quantised(const Quantised& y, Tensor rstd, const Tensor& x,
-                               const Tensor& weight, float eps, const Scaling& scaling,
-                               Tensor amax) {
-    const FusedSizes sizes = norm_sizes(y, rstd, x, weight, scaling, amax);
-    const int64_t N = sizes.N, h = sizes.columns;
-    OpSpan span("rmsnorm_forward_quantised", 6.0 * double(N * h),
-                bytes_of(rstd, x, weight) + bytes_in(y));
-    const Tensor narrow = Tensor::empty({N, h}, x.dtype(), Memory::workspace);
-    with_type(x.dtype(), [&]<class T>(T) {
-        forward(narrow.as<T>(), rstd.as<float>(), x.as<T>(), weight.as<T>(), eps, N, h);
-    });
-    quantise_floats(y, {}, widened(narrow), scaling, amax);
 }
 
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,

@@ -58,17 +58,6 @@ void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights) {
     });
 }
 
-void swiglu_forward_quantised(const Quantised& y, const Tensor& gate_up, const Scaling& scaling,
-                              Tensor amax) {
-    const FusedSizes sizes = swiglu_sizes(y, gate_up, scaling, amax);
-    const int64_t N = sizes.N, F = sizes.columns;
-    OpSpan span("swiglu_forward_quantised", 7.0 * double(N * F), bytes_of(gate_up) + bytes_in(y));
-    const Tensor narrow = Tensor::empty({N, F}, gate_up.dtype(), Memory::workspace);
-    with_type(gate_up.dtype(),
-              [&]<class T>(T) { forward(narrow.as<T>(), gate_up.as<T>(), nullptr, N, F); });
-    quantise_floats(y, {}, widened(narrow), scaling, amax);
-}
-
 void swiglu_backward(Tensor dgate_up, Tensor dout, const Tensor& gate_up, const Tensor& weights,
                      Tensor dweights, Tensor amax) {
     const int64_t N = dout.rows(), F = dout.cols();

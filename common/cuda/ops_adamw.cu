@@ -6,7 +6,7 @@
 // model: the parameters' addresses are passed in a list, and each block updates a chunk of one
 // parameter. The clipping factor is computed here from the squared norm, so that the host need not
 // wait for it.
-#include "adamw_any.h"
+#include "core/ops_adamw.h"
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -106,8 +106,6 @@ void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
            const AdamWSettings& s) {
     const AdamWCost cost = adamw_cost(items, s);
     OpSpan span("adamw", cost.flops, cost.bytes);
-    const bool narrow = adamw_is_plain(items, s, DType::bf16);  // moments in bf16
-    if (!narrow && !adamw_is_plain(items, s)) return adamw_any(items, squared_norm, s);
     int64_t chunks = 0;
     std::vector<Item> list;
     for (const AdamWItem& item : items) {
@@ -118,6 +116,8 @@ void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
         chunks += ceil_div(n, chunk_size);
     }
     if (chunks == 0) return;
+    const bool narrow = items[0].m.dtype() == DType::bf16;  // moments in bf16
+    check(narrow || items[0].m.dtype() == DType::fp32, "adamw: moments are fp32 or bf16");
     const double correction1 = 1 - std::pow(double(s.beta1), double(s.step));
     const double correction2 = 1 - std::pow(double(s.beta2), double(s.step));
     const Factors factors = {

@@ -224,11 +224,6 @@ void reduce_amax(float* scales, float* amax, const Tensor& partial, int64_t n, D
         scales, amax, partial.as<float>(), parts, n, largest, powers_of_two);
 }
 
-void scale_of_amax(Tensor scale, const Tensor& amax, DType dtype, bool powers_of_two) {
-    OpSpan span("scale_of_amax", 0, bytes_of(scale, amax));
-    reduce_amax(scale.as<float>(), nullptr, amax, 1, dtype, powers_of_two);
-}
-
 void quantise(const Quantised& y, const Quantised& transposed, const Tensor& x,
               const Scaling& scaling, Tensor amax) {
     const int64_t R = x.rows(), C = x.cols();

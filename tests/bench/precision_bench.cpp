@@ -5,10 +5,10 @@
 // bytes: each input read once, or twice if the line says so, each output written once. Then the
 // three products of a layer's linears in 8 bits, in TFLOP/s, each beside the same product in bf16:
 // alone, and with the quantisation of what it multiplies.
+#include "08_mixed_precision/kernels/ops_quantised.h"
 #include "beside.h"
 #include "comm/comm.h"
 #include "core/device.h"
-#include "core/ops_fp8.h"
 #include "core/random_tensor.h"
 
 using namespace ultrascale;

@@ -1,9 +1,10 @@
 // AdamW with master weights, moments and gradients of any dtype, with scales and stochastic
 // rounding.
+#include "08_mixed_precision/kernels/ops_adamw_any.h"
+
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "core/ops.h"
 #include "tests/test_util.h"
 
 namespace ultrascale {
@@ -66,7 +67,7 @@ void expect_rounded(const Tensor& got, const Tensor& scale, const Doubles& want,
 // One update in double, of what the tensors stand for.
 struct Expected {
     Doubles p, m, v;
-    Expected(const ops::AdamWItem& item, const ops::AdamWSettings& s, double squared_norm)
+    Expected(const ops::AdamWAnyItem& item, const ops::AdamWSettings& s, double squared_norm)
         : p(meaning(item.master, item.master_scale)),
           m(meaning(item.m, item.m_scale)),
           v(meaning(item.v, item.v_scale)) {
@@ -110,12 +111,12 @@ Tensor part(int64_t n, DType dtype, uint64_t seed, double factor, bool odd) {
     return tensor_of(x, {n + 4}, dtype).slice(odd, n + odd);
 }
 
-ops::AdamWItem item_of(const Recipe& r, int64_t n, bool odd, uint64_t seed) {
+ops::AdamWAnyItem item_of(const Recipe& r, int64_t n, bool odd, uint64_t seed) {
     const auto scale = [&](DType dtype, double value) {
         const bool narrow = dtype_bytes(dtype) == 1 || dtype == DType::fp16;
         return r.scaled && narrow ? tensor_of({value}, {1}, DType::fp32) : Tensor();
     };
-    ops::AdamWItem item = {.master = part(n, r.master, seed, 1, odd), .weight_decay = 0.1f};
+    ops::AdamWAnyItem item = {.master = part(n, r.master, seed, 1, odd), .weight_decay = 0.1f};
     item.value = r.value == r.master ? item.master : part(n, r.value, 1, 0, odd);
     item.m = part(n, r.m, 1, 0, odd);
     item.v = part(n, r.v, 1, 0, odd);
@@ -132,20 +133,20 @@ ops::AdamWItem item_of(const Recipe& r, int64_t n, bool odd, uint64_t seed) {
 TEST(OpsAdamWAny, EachRecipesUpdateIsTheDocumentedOneRounded) {
     for (const Recipe& r : recipes)
         for (float max_norm : {0.0f, 3.0f}) {
-            std::vector<ops::AdamWItem> items;
+            std::vector<ops::AdamWAnyItem> items;
             for (int64_t n : {20000, 1, 67, 16384})
                 items.push_back(item_of(r, n, n == 67, uint64_t(n)));
             const Tensor norm = tensor_of({400}, {1}, DType::fp64);
             for (int64_t step = 1; step <= 3; ++step) {
                 std::vector<Expected> want;
-                for (ops::AdamWItem& item : items) {
+                for (ops::AdamWAnyItem& item : items) {
                     const int64_t n = item.master.numel();
                     item.gradient = part(n, r.gradient, uint64_t(100 + step), 2, n == 67);
                     want.emplace_back(item, settings(step, max_norm), 400);
                 }
-                ops::adamw(items, norm, settings(step, max_norm));
+                ops::adamw_any(items, norm, settings(step, max_norm));
                 for (size_t i = 0; i < items.size(); ++i) {
-                    const ops::AdamWItem& item = items[i];
+                    const ops::AdamWAnyItem& item = items[i];
                     SCOPED_TRACE(fmt::format("{} step {} item {}", r.name, step, i));
                     expect_rounded(item.master, item.master_scale, want[i].p, "master");
                     expect_rounded(item.value, item.value_scale, want[i].p, "value");
@@ -164,19 +165,19 @@ TEST(OpsAdamWAny, ASmallSecondMomentIsNotZero) {
         g[0] = 1;
         const Tensor p = Tensor::zeros({64}, DType::fp32, Memory::parameter),
                      norm = tensor_of({0}, {1}, DType::fp64);
-        ops::AdamWItem item = {.value = p,
-                               .master = p,
-                               .m = Tensor::zeros({64}, DType::fp32, Memory::optimizer),
-                               .v = Tensor::zeros({64}, dtype, Memory::optimizer),
-                               .gradient = tensor_of(g, {64}, DType::fp32),
-                               .weight_decay = 0,
-                               .v_scale = tensor_of({1}, {1}, DType::fp32)};
-        for (int64_t step = 1; step <= 3; ++step) ops::adamw({item}, norm, settings(step));
+        ops::AdamWAnyItem item = {.value = p,
+                                  .master = p,
+                                  .m = Tensor::zeros({64}, DType::fp32, Memory::optimizer),
+                                  .v = Tensor::zeros({64}, dtype, Memory::optimizer),
+                                  .gradient = tensor_of(g, {64}, DType::fp32),
+                                  .weight_decay = 0,
+                                  .v_scale = tensor_of({1}, {1}, DType::fp32)};
+        for (int64_t step = 1; step <= 3; ++step) ops::adamw_any({item}, norm, settings(step));
         for (double v : to_double(item.v)) EXPECT_GT(v, 0);
         for (double x : to_double(p)) EXPECT_LT(std::abs(x), 0.04);
         item.gradient = Tensor::zeros({64}, DType::fp32, Memory::gradient);
         item.v = Tensor::zeros({64}, dtype, Memory::optimizer);
-        ops::adamw({item}, norm, settings(1));
+        ops::adamw_any({item}, norm, settings(1));
         EXPECT_EQ(to_double(item.v), Doubles(64, 0));  // nothing is not small
     }
 }
@@ -184,19 +185,19 @@ TEST(OpsAdamWAny, ASmallSecondMomentIsNotZero) {
 // Of weights that no update moves, nothing is lost to the scale, however often it is set.
 TEST(OpsAdamWAny, AMasterThatDoesNotChangeKeepsItsBits) {
     const int64_t n = 1000;
-    ops::AdamWItem item = item_of(recipes[3], n, false, 5);
+    ops::AdamWAnyItem item = item_of(recipes[3], n, false, 5);
     item.weight_decay = 0;
     item.gradient = part(n, DType::e4m3, 1, 0, false);
     const Tensor none = tensor_of({0}, {1}, DType::fp64);
-    ops::adamw({item}, none, settings(1));
+    ops::adamw_any({item}, none, settings(1));
     const Doubles before = meaning(item.master, item.master_scale);
-    for (int64_t step = 2; step < 6; ++step) ops::adamw({item}, none, settings(step));
+    for (int64_t step = 2; step < 6; ++step) ops::adamw_any({item}, none, settings(step));
     EXPECT_EQ(meaning(item.master, item.master_scale), before);
 }
 
 TEST(OpsAdamWAny, SkipLeavesEverything) {
     for (const Recipe& r : recipes) {
-        ops::AdamWItem item = item_of(r, 5000, false, 1);
+        ops::AdamWAnyItem item = item_of(r, 5000, false, 1);
         item.gradient = part(5000, r.gradient, 2, 1, false);
         const Tensor norm = tensor_of({INFINITY}, {1}, DType::fp64);
         const auto all = [&] {
@@ -209,13 +210,9 @@ TEST(OpsAdamWAny, SkipLeavesEverything) {
             return values;
         };
         const std::vector<Doubles> before = all();
-        ops::AdamWSettings s = settings(1, 1);
-        s.skip = integers({1}, {1});
-        ops::adamw({item}, norm, s);
+        ops::adamw_any({item}, norm, settings(1, 1), integers({1}, {1}));
         EXPECT_EQ(all(), before) << r.name;
-        s.skip = integers({0}, {1});
-        s.max_norm = 0;
-        ops::adamw({item}, norm, s);
+        ops::adamw_any({item}, norm, settings(1), integers({0}, {1}));
         EXPECT_NE(all(), before) << r.name;
     }
 }
@@ -238,17 +235,17 @@ TEST(OpsAdamWAny, StochasticRounding) {
             ops::AdamWSettings s = settings(step);
             s.lr = float(unit / 100);
             const Random random(3, fmt::format("round.w.{}", step));
-            ops::adamw({{nearest, nearest, moments[0], moments[1], gradient, 0}}, norm, s);
-            ops::adamw({{.value = whole,
-                         .master = whole,
-                         .m = moments[2],
-                         .v = moments[3],
-                         .gradient = gradient,
-                         .weight_decay = 0,
-                         .rounding = random,
-                         .first = 8}},
-                       norm, s);
-            std::vector<ops::AdamWItem> items;
+            ops::adamw_any({{nearest, nearest, moments[0], moments[1], gradient, 0}}, norm, s);
+            ops::adamw_any({{.value = whole,
+                             .master = whole,
+                             .m = moments[2],
+                             .v = moments[3],
+                             .gradient = gradient,
+                             .weight_decay = 0,
+                             .rounding = random,
+                             .first = 8}},
+                           norm, s);
+            std::vector<ops::AdamWAnyItem> items;
             for (auto [begin, end] : {std::pair(int64_t(0), int64_t(5)), {5, 10004}, {10004, n}})
                 items.push_back({.value = pieces.slice(begin, end),
                                  .master = pieces.slice(begin, end),
@@ -258,7 +255,7 @@ TEST(OpsAdamWAny, StochasticRounding) {
                                  .weight_decay = 0,
                                  .rounding = random,
                                  .first = uint64_t(8 + begin)});
-            ops::adamw(items, norm, s);
+            ops::adamw_any(items, norm, s);
         }
         EXPECT_EQ(to_double(nearest), Doubles(size_t(n), 1.5));
         EXPECT_EQ(to_double(whole), to_double(pieces));
@@ -273,14 +270,14 @@ TEST(OpsAdamWAny, StochasticRounding) {
                     5 * unit * std::sqrt(steps / 100.0 / double(n)));
     }
     const Tensor wide = Tensor::zeros({4}, DType::fp32, Memory::parameter);
-    EXPECT_THROW(ops::adamw({{.value = wide,
-                              .master = wide,
-                              .m = wide,
-                              .v = wide,
-                              .gradient = wide,
-                              .weight_decay = 0,
-                              .rounding = Random(1, "x")}},
-                            norm, settings(1)),
+    EXPECT_THROW(ops::adamw_any({{.value = wide,
+                                  .master = wide,
+                                  .m = wide,
+                                  .v = wide,
+                                  .gradient = wide,
+                                  .weight_decay = 0,
+                                  .rounding = Random(1, "x")}},
+                                norm, settings(1)),
                  std::logic_error);
 }
 
@@ -303,21 +300,21 @@ TEST(OpsAdamWAny, StochasticRoundingOfMoments) {
         const State nearest = start(), random = start(), pieces = start();
         const auto item = [&](const State& s, int64_t begin, int64_t end,
                               std::optional<Random> rounding) {
-            return ops::AdamWItem{.value = s.master.slice(begin, end),
-                                  .master = s.master.slice(begin, end),
-                                  .m = s.m.slice(begin, end),
-                                  .v = s.v.slice(begin, end),
-                                  .gradient = gradient.slice(begin, end),
-                                  .weight_decay = 0,
-                                  .m_scale = s.m_scale,
-                                  .v_scale = s.v_scale,
-                                  .first = uint64_t(begin),
-                                  .state_rounding = rounding};
+            return ops::AdamWAnyItem{.value = s.master.slice(begin, end),
+                                     .master = s.master.slice(begin, end),
+                                     .m = s.m.slice(begin, end),
+                                     .v = s.v.slice(begin, end),
+                                     .gradient = gradient.slice(begin, end),
+                                     .weight_decay = 0,
+                                     .m_scale = s.m_scale,
+                                     .v_scale = s.v_scale,
+                                     .first = uint64_t(begin),
+                                     .state_rounding = rounding};
         };
         for (int64_t step = 1; step <= steps; ++step) {
             const Random bits(3, fmt::format("moments.{}", step));
-            ops::adamw({item(nearest, 0, n, {})}, norm, settings(step));
-            ops::adamw({item(random, 0, n, bits)}, norm, settings(step));
+            ops::adamw_any({item(nearest, 0, n, {})}, norm, settings(step));
+            ops::adamw_any({item(random, 0, n, bits)}, norm, settings(step));
         }
         const auto mean = [](const Tensor& t, const Tensor& scale) {
             double sum = 0;
@@ -331,8 +328,8 @@ TEST(OpsAdamWAny, StochasticRoundingOfMoments) {
         // the codes' values agree.
         const Random bits(4, "moments");
         const State whole = start();
-        ops::adamw({item(whole, 0, n, bits)}, norm, settings(1));
-        ops::adamw({item(pieces, 0, 7, bits)}, norm, settings(1));
+        ops::adamw_any({item(whole, 0, n, bits)}, norm, settings(1));
+        ops::adamw_any({item(pieces, 0, 7, bits)}, norm, settings(1));
         const Doubles all = meaning(whole.v, whole.v_scale);
         const Doubles part = meaning(pieces.v.slice(0, 7), pieces.v_scale);
         EXPECT_EQ(Doubles(all.begin(), all.begin() + 7), part);

@@ -1,4 +1,6 @@
 // dQ that is held open while blocks of keys are added to it.
+#include "04_context_parallel/kernels/ops_attention_open.h"
+
 #include <gtest/gtest.h>
 
 #include <array>

@@ -2,13 +2,14 @@
 // leaves in 8 bits.
 #include <gtest/gtest.h>
 
-#include "core/accumulator.h"
+#include "08_mixed_precision/accumulator.h"
+#include "08_mixed_precision/kernels/ops_quantised.h"
 #include "core/device.h"
 #include "core/ops.h"
-#include "core/ops_fp8.h"
 #include "tests/test_util.h"
 
 namespace ultrascale {
+using namespace ultrascale::mixed_precision;
 namespace {
 
 using enum ops::ScaleGroup;

@@ -1,9 +1,8 @@
 // Quantisation to 8 bits, to 12 bits and back, in both orientations, and delayed scales.
-#include "core/ops_fp8.h"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "08_mixed_precision/kernels/ops_quantised.h"
 #include "core/ops.h"
 #include "tests/test_util.h"
 

@@ -1,5 +1,5 @@
 // Operations on how large numbers are, against plain loops on the host.
-#include "core/ops_ranges.h"
+#include "08_mixed_precision/kernels/ops_ranges.h"
 
 #include <gtest/gtest.h>
 

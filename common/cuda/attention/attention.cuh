@@ -147,7 +147,7 @@ void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& 
                               const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
                               const DeviceMask& mask, AttentionAdds add);
-// With an open dQ (ops.h).
+// With an open dQ (ops_attention.h).
 OpenDq open_dq_wgmma(const Tensor& dout, const Tensor& lse, const Tensor& delta, int64_t K);
 void attention_backward_wgmma(const OpenDq& open, int64_t b, int64_t first, const Tensor& dk,
                               const Tensor& dv, const Tensor& dout, const Tensor& q,

@@ -9,8 +9,8 @@
 //     scales    of each item from those of its chunks
 //     update    computes it once more (from the old scales), and stores it with the new ones
 //     publish   overwrites the old scales
-#include "adamw_any.h"
-#include "fp8.cuh"
+#include "cuda/fp8.cuh"
+#include "ops_adamw_any_checks.h"
 
 namespace ultrascale::ops {
 
@@ -274,13 +274,18 @@ Array array_of(const Tensor& tensor, const Tensor& scale) {
 
 }  // namespace
 
-void adamw_any(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
-               const AdamWSettings& s) {
+void adamw_any(const std::vector<AdamWAnyItem>& items, const Tensor& squared_norm,
+               const AdamWSettings& s, const Tensor& skip_if) {
+    for (const DType moments : {DType::fp32, DType::bf16})
+        if (const auto plain = plain_items(items, moments); !skip_if && !plain.empty())
+            return adamw(plain, squared_norm, s);
+    const AdamWCost cost = adamw_any_cost(items, s);
+    OpSpan span("adamw", cost.flops, cost.bytes);
     int64_t chunks = 0;
     bool scaled = false;
     std::vector<Item> list;
     std::vector<Scales> largest_numbers;
-    for (const AdamWItem& item : items) {
+    for (const AdamWAnyItem& item : items) {
         const int64_t n = item.master.numel();
         list.push_back(
             {array_of(item.value, item.value_scale), array_of(item.master, item.master_scale),
@@ -310,7 +315,7 @@ void adamw_any(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
     const auto* const all = static_cast<const Item*>(on_device.data());
     auto* const scales = static_cast<Scales*>(new_scales.data());
     const double* const norm = s.max_norm > 0 ? squared_norm.as<double>() : nullptr;
-    const int32_t* const skip = s.skip ? s.skip.as<int32_t>() : nullptr;
+    const int32_t* const skip = skip_if ? skip_if.as<int32_t>() : nullptr;
     const int count = int(list.size());
     const auto update = [&](const Scales* new_scales, Magnitudes* magnitudes) {
         LAUNCH(update_any, unsigned(chunks), threads, 0)

@@ -1,9 +1,10 @@
-// The transpose of a matrix of 8-bit numbers (1 byte read and 1 written per element), and delayed
-// scales.
+// The transpose of a matrix of 8-bit numbers (1 byte read and 1 written per element), and scales
+// from magnitudes that are known.
 //
 // With the scale of the tensor or of blocks the bytes stay what they are. The bytes of 8 rows of a
 // column are gathered into two words, and leave through shared memory as in quantise.
-#include "fp8_tile.cuh"
+#include "cuda/fp8_tile.cuh"
+#include "ops_quantised_checks.h"
 
 namespace ultrascale::ops {
 
@@ -81,6 +82,11 @@ void transpose_quantised(const Quantised& to, const Quantised& from, const Scali
     const int64_t rows = from.scales.rows(), cols = from.scales.cols();
     LAUNCH(transpose_scales, unsigned(ceil_div(rows * cols, 256)), 256, 0)
     (to.scales.as<float>(), from.scales.as<float>(), rows, cols);
+}
+
+void scale_of_amax(Tensor scale, const Tensor& amax, DType dtype, bool powers_of_two) {
+    OpSpan span("scale_of_amax", 0, bytes_of(scale, amax));
+    reduce_amax(scale.as<float>(), nullptr, amax, 1, dtype, powers_of_two);
 }
 
 void delayed_scale(Tensor scale, Tensor history, const Tensor& amax, int64_t step, DType dtype,

@@ -1,5 +1,5 @@
 // Products of 8-bit matrices: scales of tensors and rows by cuBLASLt, of tiles and blocks by our
-// own kernel (fp8_blocks_wgmma.cu).
+// own kernel (../fp8_blocks_wgmma.cu).
 //
 // As in ops_matmul.cpp, our row-major tensors are column-major to cuBLAS, so its A is our b, its B
 // our a, and its D is d transposed; and of its proposals the fastest is used. cuBLAS manual,
@@ -8,12 +8,12 @@
 #include <optional>
 #include <tuple>
 
+#include "../fp8_blocks.h"
+#include "../fp8_row_scales.h"
+#include "../ops_quantised_checks.h"
 #include "core/ops.h"
-#include "core/ops_fp8_checks.h"
 #include "core/trace.h"
-#include "cublas.h"
-#include "fp8_blocks.h"
-#include "fp8_row_scales.h"
+#include "cuda/cublas.h"
 
 namespace ultrascale::ops {
 

@@ -1,8 +1,8 @@
 // Operations that look at how large numbers are: for scales of columns, and for counting what a
-// format of few bits would lose. Beside ops.h, whose conventions hold.
+// format of few bits would lose. Beside core/ops.h, whose conventions hold.
 #pragma once
 
-#include "tensor.h"
+#include "core/tensor.h"
 
 namespace ultrascale::ops {
 

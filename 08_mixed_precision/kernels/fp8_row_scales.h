@@ -1,4 +1,4 @@
-// The scales of rows, applied to a product. Private to common/cuda.
+// The scales of rows, applied to a product. Private to this folder.
 #pragma once
 
 #include "core/tensor.h"

@@ -1,8 +1,8 @@
 // Rows whose numbers leave in 8 bits: what the kernels of fused operations write, a kernel for any
-// row, and the launches that a scaling needs. Private to common/cuda.
+// row, and the launches that a scaling needs. Private to this folder.
 #pragma once
 
-#include "fp8.cuh"
+#include "cuda/fp8.cuh"
 
 namespace ultrascale::ops {
 
@@ -76,7 +76,7 @@ __device__ float max_of_tile(const float (&m)[count]) {
 // A thread has numbers of a row as packs of n. Pack p begins at column first + p * stride, with a
 // stride of whole tiles; packs after the row's end are zeros. All lanes of a warp call what
 // follows.
-struct Place {
+struct ModulePath {
     int64_t row;
     int columns, first, stride;
     int64_t part;  // of the output, whose largest magnitude is amax[part]
@@ -84,7 +84,8 @@ struct Place {
 
 // What this lane's tile (max_of_tile) is multiplied by; stores its scale. m: each pack's magnitude.
 template <int n, int count, class F>
-__device__ float factor_of_tile(const Output<F>& out, const float (&m)[count], const Place& at) {
+__device__ float factor_of_tile(const Output<F>& out, const float (&m)[count],
+                                const ModulePath& at) {
     constexpr int lanes = scale_block / n, share = lanes / count;  // share: of a tile
     const int lane = threadIdx.x % lanes;
     const float scale = scale_for(max_of_tile<lanes>(m), out.of.largest, out.of.powers_of_two);
@@ -97,7 +98,7 @@ __device__ float factor_of_tile(const Output<F>& out, const float (&m)[count], c
 // by its inverse. largest(m): the largest m of the threads with the same `part`.
 template <ScaleGroup kind, int n, int count, class T, class F, class Largest>
 __device__ void scale_and_store(const Output<F>& out, const Pack<T, n> (&packs)[count],
-                                const Place& at, const Largest& largest) {
+                                const ModulePath& at, const Largest& largest) {
     float m[count], factor = 0;
     if (kind != ScaleGroup::tensor || out.amax) max_magnitudes(m, packs);
     if constexpr (kind == ScaleGroup::tile) {

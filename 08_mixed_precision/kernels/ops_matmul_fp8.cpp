@@ -1,8 +1,8 @@
 // Products of 8-bit matrices without tensor cores: the numbers with their scales, in fp32, by
 // OpenBLAS, which is also what the trace shows. What tensor cores lose is emulated in
-// core/accumulator.h.
-#include "core/ops_fp8_checks.h"
-#include "ops_common.h"
+// ../accumulator.h.
+#include "cpu/ops_common.h"
+#include "ops_quantised_checks.h"
 
 namespace ultrascale::ops {
 

@@ -1,7 +1,7 @@
 // The scales of rows, applied to a product that cuBLAS made without them: 4 bytes per element read,
 // and d written.
+#include "cuda/ops_common.cuh"
 #include "fp8_row_scales.h"
-#include "ops_common.cuh"
 
 namespace ultrascale::ops {
 

@@ -1,8 +1,7 @@
 // How large numbers are, in plain loops.
-#include "core/ops_ranges.h"
+#include "ops_ranges.h"
 
-#include "core/ops_fp8.h"
-#include "ops_common.h"
+#include "cpu/ops_common.h"
 
 namespace ultrascale::ops {
 

@@ -1,5 +1,6 @@
 // Eight numbers of 12 bits in three words of 32.
-#include "ops_fp8.h"
+#include "cpu/ops_fp8.h"
+#include "ops_quantised_checks.h"
 
 namespace ultrascale::ops {
 

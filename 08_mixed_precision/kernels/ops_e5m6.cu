@@ -1,6 +1,7 @@
 // e5m6: eight numbers of 12 bits in three words of 32. In bf16, pack reads 2 bytes per element and
 // writes 1.5, unpack the other way round. 16 lanes have a tile of 1 x 128; a thread has 8 numbers.
-#include "fp8_tile.cuh"
+#include "cuda/fp8_tile.cuh"
+#include "ops_quantised_checks.h"
 
 namespace ultrascale::ops {
 
@@ -9,10 +10,10 @@ namespace {
 constexpr int threads = 256, tiles_of_block = threads / 16;
 
 // This thread's eight elements begin at `first`, in row `row` and tile `tile` of it.
-struct Place {
+struct ModulePath {
     int64_t first, row, tile;
     bool inside;
-    __device__ Place(int64_t R, int64_t C) {
+    __device__ ModulePath(int64_t R, int64_t C) {
         const int64_t index = int64_t(blockIdx.x) * tiles_of_block + threadIdx.x / 16;
         const int64_t tiles = C / scale_block, all = R * tiles;
         inside = index < all;
@@ -25,7 +26,7 @@ struct Place {
 template <bool packs, class T>
 __global__ void __launch_bounds__(threads)
     pack(int32_t* packed, float* scales, const Plain<T> source, int64_t R, int64_t C) {
-    const Place place(R, C);
+    const ModulePath place(R, C);
     float x[8];
     if constexpr (packs) {
         source.eight(x, place.first, 0, 0);
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(threads)
 template <class T>
 __global__ void __launch_bounds__(threads)
     unpack(T* x, const int32_t* packed, const float* scales, int64_t R, int64_t C, bool packs) {
-    const Place place(R, C);
+    const ModulePath place(R, C);
     if (!place.inside) return;
     int32_t words[3];
 #pragma unroll

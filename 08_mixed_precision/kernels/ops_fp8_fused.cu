@@ -8,8 +8,9 @@
 //
 // There is a kernel for each kind of scale: one that decides while it runs has more instructions,
 // and the norm, which is short, takes longer.
+#include "cuda/rmsnorm_row.cuh"
 #include "fp8_rows.cuh"
-#include "rmsnorm_row.cuh"
+#include "ops_quantised_checks.h"
 
 namespace ultrascale::ops {
 

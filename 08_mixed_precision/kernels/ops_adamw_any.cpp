@@ -1,9 +1,9 @@
 // AdamW with states of any dtype and scales, on the host's threads: blocks are widened to fp32,
 // updated, and rounded. With scales every block is computed twice: first for the magnitudes of the
 // new numbers.
-#include "ops_adamw.h"
-#include "ops_fp8_checks.h"
-#include "ops_host.h"
+#include "core/ops_fp8_checks.h"
+#include "cpu/ops_common.h"
+#include "ops_adamw_any_checks.h"
 
 namespace ultrascale::ops {
 
@@ -31,7 +31,7 @@ void narrow(const Tensor& to, const float* from, float scale, int64_t begin, int
 
 // Elements begin .. begin + n - 1 with the random bits first + begin .. of the item's stream.
 template <class Format, class Bits>
-void round_stochastically(Bits* to, const float* from, float scale, const AdamWItem& item,
+void round_stochastically(Bits* to, const float* from, float scale, const AdamWAnyItem& item,
                           int64_t begin, int64_t n) {
     const uint64_t first = item.first + uint64_t(begin);
     const float factor = 1 / scale;
@@ -43,7 +43,8 @@ void round_stochastically(Bits* to, const float* from, float scale, const AdamWI
             Bits(Format::encode_stochastic(from[i] * factor, words[index % 4], Overflow::saturate));
     }
 }
-void narrow_value(const AdamWItem& item, const float* from, float scale, int64_t begin, int64_t n) {
+void narrow_value(const AdamWAnyItem& item, const float* from, float scale, int64_t begin,
+                  int64_t n) {
     if (!item.rounding) return narrow(item.value, from, scale, begin, n);
     auto* const sixteen = static_cast<uint16_t*>(item.value.data());
     auto* const eight = static_cast<uint8_t*>(item.value.data());
@@ -62,7 +63,7 @@ void narrow_value(const AdamWItem& item, const float* from, float scale, int64_t
 
 // m (of_v = 0) or v (1).
 template <class Format>
-void round_state(const Tensor& to, const float* from, float scale, const AdamWItem& item,
+void round_state(const Tensor& to, const float* from, float scale, const AdamWAnyItem& item,
                  uint64_t of_v, int64_t begin, int64_t n) {
     uint8_t* const x = static_cast<uint8_t*>(to.data()) + begin;
     const float factor = 1 / scale;
@@ -72,7 +73,7 @@ void round_state(const Tensor& to, const float* from, float scale, const AdamWIt
         x[i] = uint8_t(Format::encode_stochastic(from[i] * factor, random, Overflow::saturate));
     }
 }
-void narrow_state(const Tensor& to, const float* from, float scale, const AdamWItem& item,
+void narrow_state(const Tensor& to, const float* from, float scale, const AdamWAnyItem& item,
                   uint64_t of_v, int64_t begin, int64_t n) {
     if (item.state_rounding && to.dtype() == DType::e4m3)
         return round_state<formats::E4m3>(to, from, scale, item, of_v, begin, n);
@@ -85,7 +86,7 @@ struct Block {
     float master[block], m[block], v[block], gradient[block];
 };
 // The new numbers of n elements from `begin` on.
-void update(Block& b, const AdamWItem& item, const AdamWFactors& f, int64_t begin, int64_t n) {
+void update(Block& b, const AdamWAnyItem& item, const AdamWFactors& f, int64_t begin, int64_t n) {
     widen(b.master, item.master, scale_of(item.master_scale), begin, n);
     widen(b.m, item.m, scale_of(item.m_scale), begin, n);
     widen(b.v, item.v, scale_of(item.v_scale), begin, n);
@@ -113,9 +114,7 @@ void for_each_block(int64_t count, const F& f) {
     for (int64_t begin = 0; begin < count; begin += block) f(begin, std::min(block, count - begin));
 }
 
-}  // namespace
-
-void adamw_any_on_host(const AdamWItem& item, const AdamWFactors& factors) {
+void update(const AdamWAnyItem& item, const AdamWFactors& factors) {
     const int64_t count = item.master.numel(), blocks = (count + block - 1) / block;
     const auto all = written(item);
     std::array<float, adamw_written> scales;
@@ -149,6 +148,22 @@ void adamw_any_on_host(const AdamWItem& item, const AdamWFactors& factors) {
     });
     for (size_t i = 0; i < all.size(); ++i)
         if (*all[i].scale) *all[i].scale->as<float>() = scales[i];
+}
+
+}  // namespace
+
+void adamw_any(const std::vector<AdamWAnyItem>& items, const Tensor& squared_norm,
+               const AdamWSettings& s, const Tensor& skip) {
+    if (!skip)
+        if (const auto plain = plain_items(items, DType::fp32); !plain.empty())
+            return adamw(plain, squared_norm, s);
+    const AdamWCost cost = adamw_any_cost(items, s);
+    OpSpan span("adamw", cost.flops, cost.bytes);
+    if (skip && *skip.as<int32_t>() != 0) return;
+    double clip = 1;
+    if (s.max_norm > 0)
+        clip = std::min(1.0, s.max_norm / (std::sqrt(*squared_norm.as<double>()) + 1e-6));
+    for (const AdamWAnyItem& item : items) update(item, adamw_factors(s, item.weight_decay, clip));
 }
 
 }  // namespace ultrascale::ops

@@ -12,10 +12,10 @@
 // come with the tiles, through the copy engine, as no thread has registers for 64 of them.
 //
 // Results leave through the copy engine, too, which also adds to a weight's gradient in fp32.
-#include "clusters.cuh"
+#include "cuda/clusters.cuh"
+#include "cuda/ops_common.cuh"
+#include "cuda/product_tiles.cuh"
 #include "fp8_blocks.h"
-#include "ops_common.cuh"
-#include "product_tiles.cuh"
 
 namespace ultrascale::ops {
 

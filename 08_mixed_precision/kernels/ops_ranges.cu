@@ -1,6 +1,6 @@
 // How large numbers are. Counts are integers, so atomics give the same result in every run.
-#include "core/ops_ranges.h"
-#include "ops_common.cuh"
+#include "cuda/ops_common.cuh"
+#include "ops_ranges.h"
 
 namespace ultrascale::ops {
 

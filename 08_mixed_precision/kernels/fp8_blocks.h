@@ -1,5 +1,5 @@
 // The product of 8-bit matrices with scales for tiles and blocks, on Hopper's tensor cores. Private
-// to common/cuda, and the last of the fp8 kernels in 07_kernels/6_hopper.
+// to this folder, and the last of the fp8 kernels in 07_kernels/6_hopper.
 #pragma once
 
 #include "core/tensor.h"
