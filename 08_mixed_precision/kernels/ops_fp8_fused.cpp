@@ -1,5 +1,5 @@
-// Operations whose result leaves in 8 bits, one after the other, which is also what the trace shows:
-// the numbers between them are still in a cache where they fit.
+// Operations whose result leaves in 8 bits: one after the other, which is also what the trace
+// shows.
 #include "core/ops.h"
 #include "ops_quantised_checks.h"
 

@@ -57,11 +57,11 @@ __host__ __device__ constexpr int row_place(int column) {
     return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
 
-// Defined in attention_wgmma_sums.cu. An OpenDq (ops_attention.h) has for each tile of queries (B, H,
-// tiles) its BackwardRows, its sums, int32 (queries / 64, D / 64, dq_tile), and the lengths |dO| of its
-// queries; and longest (2, B, K): how long a row of K and of V has been in the blocks so far. A
-// block with longer ones, because of which a query needs a smaller factor, first divides its sums
-// by a power of two.
+// Defined in attention_wgmma_sums.cu. An OpenDq (ops_attention.h) has for each tile of queries (B,
+// H, tiles) its BackwardRows, its sums, int32 (queries / 64, D / 64, dq_tile), and the lengths |dO|
+// of its queries; and longest (2, B, K): how long a row of K and of V has been in the blocks so
+// far. A block with longer ones, because of which a query needs a smaller factor, first divides its
+// sums by a power of two.
 //
 // Prepares a block of sequence b, of queries from `first` on.
 void next_block(const OpenDq& open, int64_t b, int64_t first, const Tensor& k, const Tensor& v,
