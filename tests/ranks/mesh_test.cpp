@@ -91,9 +91,9 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
             EXPECT_EQ(p->grad.to_host<float>(), std::vector<float>(3, float(expected)));
             // Every rank of dp and cp has the whole sum; along the others the ranks' counted parts
             // are added up.
-            const auto counts = c.counts.find(axis);
-            if (counts != c.counts.end()) {
-                EXPECT_EQ(counts(mesh, *p), counts->second);
+            const auto wanted = c.counts.find(axis);
+            if (wanted != c.counts.end()) {
+                EXPECT_EQ(counts(mesh, *p), wanted->second);
             }
         }
 }

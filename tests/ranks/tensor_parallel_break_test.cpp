@@ -6,6 +6,7 @@
 #include "core/threads.h"
 #include "train/data.h"
 #include "train/gradients.h"
+#include "train/updater.h"
 
 namespace ultrascale {
 using namespace ultrascale::tensor_parallel;
