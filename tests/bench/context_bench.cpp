@@ -90,7 +90,7 @@ void measure_length(const Communicator& world, int64_t T) {
         parallel.push_back(std::make_unique<ContextParallel>(
             LlamaConfig{.layers = 1, .hidden = H * D, .heads = H, .kv_heads = H, .head_dim = D},
             options, T, world));
-        rows.push_back(row(name, parallel.back()->parts({}).attention({}), T / n));
+        rows.push_back(row(name, parallel.back()->factories({}).attention({}), T / n));
     };
     if (n == 1) {
         for (int rank = 0; rank < 2; ++rank)

@@ -122,7 +122,7 @@ TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
 }
 
 // The rank that is printed for a student's kernel, the first of the list.
-std::string standing_of(
+std::string ranking_of(
     const Problem& problem, const Sizes& size,
     const std::vector<std::pair<std::string, void (*)(const Arguments&)>>& all) {
     std::vector<Kernel> list;
@@ -131,14 +131,14 @@ std::string standing_of(
     const std::vector<KernelResult> results =
         measure_kernels(problem, list, {.seed = 7, .size = size});
     testing::internal::GetCapturedStdout();
-    return standing(results.at(0), results);
+    return ranking(results.at(0), results);
 }
 
 // Kernels that move the same bytes may take different times: bank conflicts lower a kernel's rank.
 TEST(Ladder, RanksByBankConflictsToo) {
     const Problem transpose = problem_of(memory(), "transpose");
     const auto stands = [&](const auto& mine, const auto& other) {
-        return standing_of(transpose, {256, 192}, {{"mine", mine}, {"other", other}});
+        return ranking_of(transpose, {256, 192}, {{"mine", mine}, {"other", other}});
     };
     EXPECT_EQ(stands(run_transpose_conflicts, run_transpose_padded),
               "  mine: number 2 of 2 by cost, behind other:\n"
@@ -154,7 +154,7 @@ TEST(Ladder, SaysWhatAKernelLosesBy) {
     const KernelResult best{.kernel = &other, .traffic = 1, .cost = {.total = 1, .memory = 1}};
     const auto behind = [&](double traffic, const Cost& cost, const std::string& why) {
         const KernelResult rung{.kernel = &mine, .traffic = traffic, .cost = cost};
-        EXPECT_EQ(standing(rung, {rung, best}),
+        EXPECT_EQ(ranking(rung, {rung, best}),
                   "  mine: number 2 of 2 by cost, behind other:\n        " + why + "\n");
     };
     behind(1.5, {.total = 1.5, .memory = 1.5}, "it moves 1.50 times the least instead of 1.00");
@@ -170,8 +170,8 @@ TEST(Ladder, SaysWhatAKernelLosesBy) {
     // Measured kernels are ranked by time, without a reason; a wrong kernel has no rank.
     const KernelResult slow{.kernel = &mine, .seconds = 2},
         fast{.kernel = &other, .seconds = 1.999};
-    EXPECT_EQ(standing(slow, {slow, fast}), "  mine: number 2 of 2 by time, behind other\n");
-    EXPECT_EQ(standing({.kernel = &mine, .wrong = "n 1", .seconds = 1}, {fast}), "");
+    EXPECT_EQ(ranking(slow, {slow, fast}), "  mine: number 2 of 2 by time, behind other\n");
+    EXPECT_EQ(ranking({.kernel = &mine, .wrong = "n 1", .seconds = 1}, {fast}), "");
 }
 
 // A turn takes the time of 16 bytes, an atomic operation that of a sector; kernels' costs add up.
