@@ -39,8 +39,8 @@ private:
         for (Parameter* parameter : unit.parameters)
             if (!parameter->grad) missing.push_back(parameter);
         if (missing.empty()) return;
-        place(missing, Tensor::empty({local_numel(missing)}, dtype_, Memory::gradient),
-              &Parameter::grad);
+        bind(missing, Tensor::empty({local_numel(missing)}, dtype_, Memory::gradient),
+             &Parameter::grad);
     }
     DType dtype_;
 };

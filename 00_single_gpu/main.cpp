@@ -80,7 +80,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     if (!chapter.fresh_grads) model.parameters().allocate_grads(options.grad_dtype());
     PlainUpdater optimizer(model.parameters(), options);
     run.load(optimizer.start());
-    Trained what = trained(model, optimizer);
+    TrainingSetup what = training_setup(model, optimizer);
     if (chapter.naive_mean) what.not_equal = "each micro-batch takes the mean over its own targets";
     if (lengths) what.label = "seq", what.technique = lengths.description();
     run.start(what);

@@ -71,7 +71,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     const Tensor sums = every_time ? Tensor::empty(parameters.flat_grads().shape(),
                                                    options.grad_dtype(), Memory::gradient)
                                    : Tensor();
-    Trained what = trained(model, optimizer);
+    TrainingSetup what = training_setup(model, optimizer);
     what.label = "sync", what.technique = describe(chapter.sync, every_time);
     what.layout = {{"dp", ranks.size()}};
     if (diloco) {

@@ -86,7 +86,7 @@ public:
 
     // Points the value (or grad) of a flat unit's parameters to their places in `flat`; an empty
     // tensor takes their storage away.
-    void place(size_t u, const Tensor& flat, Tensor Parameter::*member) const {
+    void bind(size_t u, const Tensor& flat, Tensor Parameter::*member) const {
         for (const auto& [parameter, offset] : flats_[u].places)
             parameter->*member = flat ? flat.slice(offset, offset + parameter->local_numel())
                                             .view(parameter->local_shape())

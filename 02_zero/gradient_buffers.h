@@ -42,7 +42,7 @@ public:
             buffers_[u] = Tensor::empty({flat.padded}, dtype_, Memory::communication);
             // The padding, which is reduced, too, and enters the norm.
             ops::fill(buffers_[u].slice(flat.numel, flat.padded), 0);
-            layout_->place(u, buffers_[u], &Parameter::grad);
+            layout_->bind(u, buffers_[u], &Parameter::grad);
             for (const FlatUnit::Segment& place : flat.places) place.parameter->has_grad = false;
         }
     }
@@ -97,7 +97,7 @@ public:
     // with the computation that follows: this call waits for the previous one, and so frees its
     // buffer.
     void under_way(Reduction reduction) {
-        layout_->place(reduction.unit, {}, &Parameter::grad);
+        layout_->bind(reduction.unit, {}, &Parameter::grad);
         buffers_[reduction.unit] = reduction.whole = {};
         under_way_.push_back(std::move(reduction));
         wait(1);

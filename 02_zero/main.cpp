@@ -51,7 +51,7 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
     const Prediction of_step = predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
     check_fits_everywhere(of_step.memory, memory_limit(), what_needs_less(options, zero_options));
     run.load(zero->start());
-    Trained what = trained(model, *zero);
+    TrainingSetup what = training_setup(model, *zero);
     what.label = "ZeRO", what.technique = describe(zero_options, ranks.size());
     what.layout = {{"dp", ranks.size()}};
     what.not_equal = why_not_equal(zero_options);

@@ -115,7 +115,7 @@ protected:
     Tensor allocate_flat(DType dtype, Memory category, Tensor Parameter::*member) {
         const auto reachable = mesh_.group({"dp", "cp", "ep"}).symmetric_memory();
         Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category, reachable);
-        for (size_t u = 0; u < layout_.size(); ++u) layout_.place(u, of_unit(flat, u), member);
+        for (size_t u = 0; u < layout_.size(); ++u) layout_.bind(u, of_unit(flat, u), member);
         return flat;
     }
     // Counts the complete gradients of a flat tensor in this micro-batch; returns true at the last

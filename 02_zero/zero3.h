@@ -89,7 +89,7 @@ public:
                 gather(u);  // the first of them is this pass's own
             for (size_t u : needed(now, now, context)) {
                 arrive(u);
-                layout_.place(u, whole_[u], &Parameter::value);
+                layout_.bind(u, whole_[u], &Parameter::value);
             }
             // exercise 02.2 end
         }
@@ -161,7 +161,7 @@ private:
         if (transfers_[u]) transfers_[u].wait(), transfers_[u] = {};
         if (!whole_[u]) return;
         gathers_[u].wait();  // it holds the tensor if no pass came that reads it (a pipeline)
-        layout_.place(u, {}, &Parameter::value);
+        layout_.bind(u, {}, &Parameter::value);
         whole_[u] = {};  // drops the last reference to the storage
     }
     void reduce(size_t u) {

@@ -60,7 +60,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
     PlainUpdater optimizer(parameters, options, &mesh);
     run.load(optimizer.start());
-    Trained what = trained(model, optimizer);
+    TrainingSetup what = training_setup(model, optimizer);
     what.label = "tensor", what.technique = describe(tensor, dp.size(), tokens, options.dropout);
     what.layout = {{"tp", tensor.tp}, {"dp", dp.size()}};
     const int64_t multiple = tensor.sequence_parallel ? tensor.tp : 1;

@@ -62,7 +62,7 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
     parameters.allocate_grads(options.grad_dtype(), mesh.group({"dp", "cp"}).symmetric_memory());
     PlainUpdater optimizer(parameters, options, &mesh);
     run.load(optimizer.start());
-    Trained what = trained(model, optimizer);
+    TrainingSetup what = training_setup(model, optimizer);
     what.label = "context", what.technique = describe(context, dp.size());
     what.layout = {{"cp", context.cp}, {"dp", dp.size()}};
     what.bounds = bounds_of(context, options.dtype);

@@ -41,7 +41,7 @@ private:
         for (const auto& p : parameters_)
             if (!((*p).*member)) missing.push_back(p.get());
         if (missing.empty()) return;
-        place(missing, Tensor::zeros({local_numel(missing)}, dtype, Memory::workspace), member);
+        bind(missing, Tensor::zeros({local_numel(missing)}, dtype, Memory::workspace), member);
     }
     ParameterList& parameters_;
     std::vector<Parameter> before_;

@@ -65,7 +65,7 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
     ChoiceLog choices(shape.config, verify_bounds(options.dtype));
     experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& places,
                       const Context& context) { choices.add(layer, chosen, places, context); };
-    Trained what = trained(model, optimizer);
+    TrainingSetup what = training_setup(model, optimizer);
     what.label = "experts", what.technique = describe(shape.config, chosen, world.size());
     what.layout = {{"ep", chosen.ep}, {"dp", world.size() / chosen.ep}};
     what.plain_parts = plain_parts(shape, chosen, options.grad_accum * world.size(), choices);

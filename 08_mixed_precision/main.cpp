@@ -56,7 +56,7 @@ bool train(const Options& options, const PrecisionOptions& precision, const Step
     MixedTraining training(shape.config, shape.model, precision, options);
     run.load(training.start());
     const MixedReference* reference = nullptr;  // on rank 0, with --verify
-    Trained what = trained(training.model, training);
+    TrainingSetup what = training_setup(training.model, training);
     what.label = "recipe", what.technique = describe(precision);
     what.layout = {{"dp", world.size()}};
     what.reference = [&](const TrainingState& start, int64_t steps) {

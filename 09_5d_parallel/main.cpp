@@ -62,20 +62,20 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     ForwardOnly forward_only(all.pp(), all.schedule, all.own, shape, [&](const Batch& batch) {
         return all.stream_shape(batch.sequences(), batch.length());
     });
-    Trained what{.updater = &updates,
-                 .forward =
-                     [&](Context& context) {
-                         updates.finish();
-                         context.hooks = &updates;
-                         forward_only.loss(context);
-                     },
-                 .of_loss = &all.mesh.group({"pp", "cp"}),
-                 .label = "layout",
-                 .technique = describe(techniques),
-                 .layout = layout_of(techniques.axes),
-                 .not_equal = why_not_equal(techniques.zero),
-                 .bounds = bounds_of(techniques, options.dtype),
-                 .imagined = world.is_imagined()};
+    TrainingSetup what{.updater = &updates,
+                       .forward =
+                           [&](Context& context) {
+                               updates.finish();
+                               context.hooks = &updates;
+                               forward_only.loss(context);
+                           },
+                       .of_loss = &all.mesh.group({"pp", "cp"}),
+                       .label = "layout",
+                       .technique = describe(techniques),
+                       .layout = layout_of(techniques.axes),
+                       .not_equal = why_not_equal(techniques.zero),
+                       .bounds = bounds_of(techniques, options.dtype),
+                       .imagined = world.is_imagined()};
     Fp8Linears of_reference(techniques.precision);
     if (techniques.precision.recipe.fp8()) {
         what.plain_parts = [&](ModuleFactories& factories) { of_reference.add_to(factories); };

@@ -76,7 +76,7 @@ inline std::unique_ptr<ExpertRun> watch_rows(Composition& all) {
 class WatchedExperts {
 public:
     // Completes what verify needs to know; `what` has its bounds.
-    WatchedExperts(const Options& options, Composition& all, Trained& what)
+    WatchedExperts(const Options& options, Composition& all, TrainingSetup& what)
         : steps_(options.steps),
           choices_(all.shape.config, what.bounds.value(), all.tokens),
           seen_(watch_rows(all)) {

@@ -55,12 +55,12 @@ int64_t ParameterList::local_numel() const {
 
 void ParameterList::allocate_values(DType dtype) {
     flat_values_ = Tensor::empty({local_numel()}, dtype, Memory::parameter);
-    place(flat_values_, &Parameter::value);
+    bind(flat_values_, &Parameter::value);
 }
 
 void ParameterList::allocate_grads(DType dtype, std::shared_ptr<Allocator> from) {
     flat_grads_ = Tensor::zeros({local_numel()}, dtype, Memory::gradient, std::move(from));
-    place(flat_grads_, &Parameter::grad);
+    bind(flat_grads_, &Parameter::grad);
     for (const auto& p : list_)
         p->contributions = p->missing = p->uses;  // all of them are added to the zeros
 }
@@ -77,8 +77,8 @@ void ParameterList::check_complete() const {
     for (const auto& p : list_) check(p->complete, "a gradient is not complete");
 }
 
-void place(const std::vector<Parameter*>& parameters, const Tensor& flat,
-           Tensor Parameter::*member) {
+void bind(const std::vector<Parameter*>& parameters, const Tensor& flat,
+          Tensor Parameter::*member) {
     int64_t begin = 0;
     for (Parameter* p : parameters) {
         const int64_t end = begin + p->local_numel();
@@ -93,10 +93,10 @@ int64_t local_numel(const std::vector<Parameter*>& parameters) {
     return sum;
 }
 
-void ParameterList::place(const Tensor& flat, Tensor Parameter::*member) {
+void ParameterList::bind(const Tensor& flat, Tensor Parameter::*member) {
     std::vector<Parameter*> all;
     for (const auto& p : list_) all.push_back(p.get());
-    ultrascale::place(all, flat, member);
+    ultrascale::bind(all, flat, member);
 }
 
 void ParameterList::initialize(uint64_t seed) {

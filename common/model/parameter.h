@@ -121,7 +121,7 @@ public:
     std::vector<TensorPart> parts(Tensor Parameter::*member) const;
 
 private:
-    void place(const Tensor& flat, Tensor Parameter::*member);  // one after the other
+    void bind(const Tensor& flat, Tensor Parameter::*member);  // one after the other
     std::vector<std::unique_ptr<Parameter>> list_;
     std::vector<TensorPart> buffers_;
     Tensor flat_values_, flat_grads_;
@@ -129,8 +129,7 @@ private:
 
 // Points the value (or grad) of these parameters to their places in `flat`, one after the other and
 // without padding.
-void place(const std::vector<Parameter*>& parameters, const Tensor& flat,
-           Tensor Parameter::*member);
+void bind(const std::vector<Parameter*>& parameters, const Tensor& flat, Tensor Parameter::*member);
 int64_t local_numel(const std::vector<Parameter*>& parameters);  // of all together
 
 // Parameters that lie next to each other (q, k, v; gate, up), as one matrix of all their rows.

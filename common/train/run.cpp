@@ -9,7 +9,7 @@
 
 namespace ultrascale {
 
-Trained trained(Llama& model, Updater& updater) {
+TrainingSetup training_setup(Llama& model, Updater& updater) {
     return {.updater = &updater,
             .forward =
                 [&](Context& context) {
@@ -43,7 +43,7 @@ Run::Run(std::string chapter, const Options& options, const StepShape& shape,
         validation_.emplace(options, shape.config.vocab, data_options(options, shape.seq));
 }
 
-void Run::start(Trained what) {
+void Run::start(TrainingSetup what) {
     what_ = std::move(what);
     state_.options = options_.of_training;
     // Defaults of this program that others do not share.

@@ -23,7 +23,7 @@
 namespace ultrascale {
 
 // What a run trains: this rank's parts of it, and its description in the header.
-struct Trained {
+struct TrainingSetup {
     Updater* updater;
     bool weights_only = false;  // saves hold no states
     // Options that a checkpoint records besides those that were given: defaults of this program
@@ -53,7 +53,7 @@ struct Trained {
     bool imagined = false;  // other ranks are: the numbers mean nothing, and need not be finite
 };
 // For a model that one process runs from the first layer to the last.
-Trained trained(Llama& model, Updater& updater);
+TrainingSetup training_setup(Llama& model, Updater& updater);
 
 class Run {
 public:
@@ -68,7 +68,7 @@ public:
     void load(const TrainingState& state) { state_ = state; }
     // Prints the header, and with --verify lets rank 0 train the plain way. Then starts the counts
     // of memory and communication.
-    void start(Trained what);
+    void start(TrainingSetup what);
 
     // Begins a step; returns nullptr after the last one. The previous step may still be unfinished
     // (in a pipeline whose update is confirmed in the next step's warm-up), but not the one before
@@ -110,7 +110,7 @@ private:
     bool gradient_seen_ = false;   // verify has compared the first one
     std::string not_finite_ = {};  // what was not, after the last finished step
     double finished_at_ = 0;       // the last finished step, in seconds
-    Trained what_;
+    TrainingSetup what_;
     std::optional<Report> report_;
     std::optional<Saves> saves_;
     std::optional<Verifier> verifier_;

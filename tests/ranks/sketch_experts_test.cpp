@@ -152,7 +152,7 @@ int train(bool bucketed, Break wrong = Break::nothing) {
     Run run("sketch", options, {.config = config, .micro_batch = 1, .seq = T},
             {.micro_batch = 1, .count = world.size(), .replica = world.rank()});
     run.load(optimizer.start());
-    Trained what = trained(model, optimizer);
+    TrainingSetup what = training_setup(model, optimizer);
     const auto all_here = [](auto&... at) { return std::make_unique<Experts>(at...); };
     what.plain_parts = [&](ModuleFactories& factories) { factories.feed_forward = all_here; };
     what.plain_micro_batch = 1;

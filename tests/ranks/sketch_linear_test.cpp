@@ -124,7 +124,7 @@ Outcome train(TensorOptions tensor, Breaks breaks = {}) {
     const DataSlice slice{.micro_batch = B, .count = dp.size(), .replica = dp.rank()};
     Run run("sketch", options, shape, slice);
     run.load(optimizer.start());
-    run.start(trained(model, optimizer));
+    run.start(training_setup(model, optimizer));
     while (Step* step = run.next()) {
         parameters.begin_gradients(A);
         for (MicroBatch micro_batch : step->micro_batches()) {

@@ -76,7 +76,7 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
     Run run = s.make_run();
     run.load(optimizer.start());
     BucketSync sync(parameters, s.mesh, 5000);
-    run.start(trained(s.model, optimizer));
+    run.start(training_setup(s.model, optimizer));
     while (Step* step = run.next()) {
         parameters.begin_gradients(A);
         s.stages.run(s.model, *step, &sync, s.actions);
@@ -151,7 +151,7 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
     Unconfirmed optimizer(parameters, s.options, &s.mesh);
     Run run = s.make_run();
     run.load(optimizer.start());
-    run.start(trained(s.model, optimizer));
+    run.start(training_setup(s.model, optimizer));
     int repeated = 0;
     Step* former = nullptr;
     Kept before;

@@ -186,7 +186,7 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
     Run run("sketch", options, shape, slice);
     run.load(optimizer.start());
     BucketSync sync(parameters, mesh, 5000);
-    run.start(trained(model, optimizer));
+    run.start(training_setup(model, optimizer));
     while (Step* step = run.next()) {
         parameters.begin_gradients(A);
         for (MicroBatch micro_batch : step->micro_batches({buckets ? &sync : nullptr})) {

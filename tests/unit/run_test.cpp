@@ -38,7 +38,7 @@ struct Training {
     }
     bool train_all() {
         testing::internal::CaptureStdout();
-        run.start(trained(model, optimizer));
+        run.start(training_setup(model, optimizer));
         while (Step* step = run.next()) train(*step);
         const bool ok = run.finish([](Report&) { return true; });
         testing::internal::GetCapturedStdout();
@@ -71,7 +71,7 @@ TEST(Run, TrainsAndVerifies) {
 TEST(Run, TwoStepsMayBeUnderWayButNotThree) {
     Training two(options_of(4, false));
     testing::internal::CaptureStdout();
-    two.run.start(trained(two.model, two.optimizer));
+    two.run.start(training_setup(two.model, two.optimizer));
     Step* first = two.run.next();
     Step* second = two.run.next();
     EXPECT_EQ(second->number, first->number + 1);
@@ -109,7 +109,7 @@ TEST(Run, SavesNoWeightsThatAreNotFinite) {
     options.steps = 3, options.save = dir / "saved", options.save_every = 1, options.verify = false;
     Training training(options);
     testing::internal::CaptureStdout();
-    training.run.start(trained(training.model, training.optimizer));
+    training.run.start(training_setup(training.model, training.optimizer));
     training.train(*training.run.next());
     Step* const second = training.run.next();
     ops::fill((*training.model.parameters().begin())->value, INFINITY);
@@ -133,7 +133,7 @@ TEST(Run, GoesOnAfterASkippedStep) {
     options.steps = 2, options.verify = false;
     Training training(options);
     testing::internal::CaptureStdout();
-    training.run.start(trained(training.model, training.optimizer));
+    training.run.start(training_setup(training.model, training.optimizer));
     Step* const first = training.run.next();
     first->skipped = true;
     first->finish(INFINITY, NAN);
