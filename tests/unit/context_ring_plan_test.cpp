@@ -9,7 +9,7 @@ namespace ultrascale {
 using namespace ultrascale::context_parallel;
 namespace {
 
-// All ways to cut into parcels: of whole sequences, and of documents.
+// All ways to cut into KV chunks: of whole sequences, and of documents.
 void for_each_plan(
     const std::function<void(const SequenceCut&, bool bidirectional, const Documents*)>& f) {
     for_each_cut([&](Layout layout, const SequenceCut& cut) {
@@ -21,8 +21,8 @@ void for_each_plan(
     });
 }
 
-// Carries parcels as goes_on() and to() say, and expects that owner() and from() say the same.
-// Returns which ranks held a parcel, by (parcel, owner).
+// Carries KV chunks as goes_on() and to() say, and expects that owner() and from() say the same.
+// Returns which ranks held a KV chunk, by (KV chunk, owner).
 using Visits = std::map<std::pair<size_t, int>, std::vector<int>>;
 Visits carried(const RingPlan& plan, int n) {
     Visits visits;
