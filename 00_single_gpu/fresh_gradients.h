@@ -39,8 +39,8 @@ private:
         for (Parameter* parameter : unit.parameters)
             if (!parameter->grad) missing.push_back(parameter);
         if (missing.empty()) return;
-        bind(missing, Tensor::empty({local_numel(missing)}, dtype_, Memory::gradient),
-             &Parameter::grad);
+        bind_to_flat(missing, Tensor::empty({local_numel(missing)}, dtype_, Memory::gradient),
+                     &Parameter::grad);
     }
     DType dtype_;
 };

@@ -41,7 +41,8 @@ private:
         for (const auto& p : parameters_)
             if (!((*p).*member)) missing.push_back(p.get());
         if (missing.empty()) return;
-        bind(missing, Tensor::zeros({local_numel(missing)}, dtype, Memory::workspace), member);
+        bind_to_flat(missing, Tensor::zeros({local_numel(missing)}, dtype, Memory::workspace),
+                     member);
     }
     ParameterList& parameters_;
     std::vector<Parameter> before_;

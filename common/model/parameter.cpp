@@ -77,8 +77,8 @@ void ParameterList::check_complete() const {
     for (const auto& p : list_) check(p->complete, "a gradient is not complete");
 }
 
-void bind(const std::vector<Parameter*>& parameters, const Tensor& flat,
-          Tensor Parameter::*member) {
+void bind_to_flat(const std::vector<Parameter*>& parameters, const Tensor& flat,
+                  Tensor Parameter::*member) {
     int64_t begin = 0;
     for (Parameter* p : parameters) {
         const int64_t end = begin + p->local_numel();
@@ -96,7 +96,7 @@ int64_t local_numel(const std::vector<Parameter*>& parameters) {
 void ParameterList::bind(const Tensor& flat, Tensor Parameter::*member) {
     std::vector<Parameter*> all;
     for (const auto& p : list_) all.push_back(p.get());
-    ultrascale::bind(all, flat, member);
+    bind_to_flat(all, flat, member);
 }
 
 void ParameterList::initialize(uint64_t seed) {

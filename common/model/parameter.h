@@ -129,7 +129,8 @@ private:
 
 // Points the value (or grad) of these parameters to their places in `flat`, one after the other and
 // without padding.
-void bind(const std::vector<Parameter*>& parameters, const Tensor& flat, Tensor Parameter::*member);
+void bind_to_flat(const std::vector<Parameter*>& parameters, const Tensor& flat,
+                  Tensor Parameter::*member);
 int64_t local_numel(const std::vector<Parameter*>& parameters);  // of all together
 
 // Parameters that lie next to each other (q, k, v; gate, up), as one matrix of all their rows.
