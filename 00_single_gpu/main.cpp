@@ -6,7 +6,7 @@
 #include "memory_anatomy.h"
 #include "memory_picture.h"
 #include "options.h"
-#include "train/gradients.h"
+#include "step_records.h"
 #include "train/run.h"
 
 using namespace ultrascale;
@@ -14,42 +14,20 @@ using namespace ultrascale::single_gpu;
 
 namespace {
 
-// What train_step() records for the report: with --noise-scale the norm of the first micro-batch's
-// gradient; in the first step, the tensors that forward keeps; and when steps end.
-struct StepRecords {
-    bool noise_scale;
-    FreshGradients* fresh = nullptr;  // with --fresh-grads
-    NoiseScale noise = {};
-    double first_squared_norm = 0;
-    SavedByName kept = {};
-    StepTimeline timeline = {};
-};
-
 // One training step. The batch may be larger than what fits at once: micro-batches go through the
 // model one after the other, and their gradients add up.
-void train_step(Step& step, Llama& model, Updater& optimizer, StepRecords& records) {
-    ParameterList& parameters = model.parameters();
+void train_step(Step& step, Llama& model, Updater& optimizer) {
     // exercise 00.1 begin: clear the gradients; then each micro-batch forward and backward
-    parameters.begin_gradients(step.accumulated);
-    for (MicroBatch micro_batch : step.micro_batches({records.fresh})) {
-        Saved saved;
-        phase("forward", [&] { model.forward({}, saved, micro_batch); });
-        if (step.first && micro_batch.micro_batch == 0) records.kept.collect(saved);
-        phase("backward", [&] { model.backward({}, saved, micro_batch); });
-        if (records.noise_scale && micro_batch.micro_batch == 0)
-            records.first_squared_norm = scalar(squared_gradient_norm(parameters));
+    model.parameters().begin_gradients(step.accumulated);
+    for (MicroBatch batch : step.micro_batches()) {
+        Saved saved;                   // what backward will need: the activations
+        model.forward(batch, saved);   // adds to step.loss
+        model.backward(batch, saved);  // adds to the gradients
     }
     // exercise 00.1 end
     const Tensor squared_norm = optimizer.squared_norm();
-    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
-    if (records.fresh) records.fresh->free(parameters);
-    const double squared = step.finish(squared_norm), a = double(step.accumulated);
-    // The first micro-batch's gradient was divided by all of the step's targets: times a, it is the
-    // mean over its own.
-    if (records.noise_scale && step.accumulated > 1)
-        records.noise.add(double(step.sequences) / a, records.first_squared_norm * (a * a),
-                          double(step.sequences), squared);
-    records.timeline.step_ended();
+    optimizer.step(step.learning_rate, squared_norm);
+    step.finish(squared_norm);
 }
 
 void print_noise_scale(Report& report, const NoiseScale& noise, int64_t micro_batch, int64_t seq) {
@@ -83,13 +61,16 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     TrainingSetup what = training_setup(model, optimizer);
     if (chapter.naive_mean) what.not_equal = "each micro-batch takes the mean over its own targets";
     if (lengths) what.label = "seq", what.technique = lengths.description();
+    StepRecords records(model.parameters(), chapter.noise_scale,
+                        chapter.fresh_grads ? &fresh : nullptr);
+    what.watch = {&records};
+    if (chapter.fresh_grads) what.watch.push_back(&fresh);
+    what.step_done = [&](const Step& step, double norm) { records.step_done(step, norm); };
     run.start(what);
-    StepRecords records{.noise_scale = chapter.noise_scale,
-                        .fresh = chapter.fresh_grads ? &fresh : nullptr};
     const int64_t first = chapter.first_step(options);
     while (Step* step = run.next()) {
         if (lengths) step->note = fmt::format("seq {}", lengths.length(step->number - 1));
-        train_step(*step, model, optimizer, records);
+        train_step(*step, model, optimizer);
     }
 
     return run.finish([&](Report& report) {

@@ -133,13 +133,13 @@ private:
 inline void diloco_step(Step& step, Llama& model, Updater& optimizer, DiLoCo& diloco,
                         const Communicator& ranks, int64_t done, bool last) {
     model.parameters().begin_gradients(step.accumulated);
-    for (MicroBatch micro_batch : step.micro_batches()) {
+    for (MicroBatch batch : step.micro_batches()) {
         Saved saved;
-        phase("forward", [&] { model.forward({}, saved, micro_batch); });
-        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+        model.forward(batch, saved);
+        model.backward(batch, saved);
     }
     const Tensor own_norm = optimizer.squared_norm();
-    phase("update", [&] { optimizer.update(step.learning_rate, own_norm); });
+    optimizer.step(step.learning_rate, own_norm);
     phase("outer step", [&] { diloco.after_step(done, last); });
     // Of both the mean over the ranks, so that all see alike whether they are finite.
     const Tensor loss_and_norm = Tensor::empty({2}, DType::fp64, Memory::workspace);

@@ -25,13 +25,13 @@ void train_step(Step& step, Llama& model, Updater& optimizer, GradientSync& sync
     ParameterList& parameters = model.parameters();
     const Tensor& gradients = parameters.flat_grads();
     parameters.begin_gradients(sums ? 1 : step.accumulated);
-    for (MicroBatch micro_batch : step.micro_batches({&sync})) {
+    for (MicroBatch batch : step.micro_batches({&sync})) {
         Saved saved;
-        phase("forward", [&] { model.forward({}, saved, micro_batch); });
-        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+        model.forward(batch, saved);
+        model.backward(batch, saved);
         if (!sums) continue;
         phase("wait for gradients", [&] { sync.finish(); });
-        micro_batch.micro_batch == 0 ? ops::copy(sums, gradients) : ops::add(sums, gradients);
+        batch.micro_batch == 0 ? ops::copy(sums, gradients) : ops::add(sums, gradients);
         parameters.begin_gradients();
     }
     if (sums)
@@ -39,8 +39,8 @@ void train_step(Step& step, Llama& model, Updater& optimizer, GradientSync& sync
     else
         phase("wait for gradients", [&] { sync.finish(); });
     const Tensor squared_norm = optimizer.squared_norm();
-    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
-    phase("loss", [&] { ranks.all_reduce(step.loss); });
+    optimizer.step(step.learning_rate, squared_norm);
+    step.sum_loss(ranks);
     step.finish(squared_norm);
 }
 

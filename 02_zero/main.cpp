@@ -19,17 +19,17 @@ namespace {
 // this rank's shards.
 void train_step(Step& step, Llama& model, Zero& zero, const Communicator& ranks) {
     zero.begin_step(step.accumulated);
-    for (MicroBatch micro_batch : step.micro_batches({&zero})) {
+    for (MicroBatch batch : step.micro_batches({&zero})) {
         Saved saved;
-        const int64_t m = micro_batch.micro_batch;
+        const int64_t m = batch.micro_batch;
         zero.begin_micro_batch(m, m + 1 == step.accumulated);
-        phase("forward", [&] { model.forward({}, saved, micro_batch); });
-        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+        model.forward(batch, saved);
+        model.backward(batch, saved);
         phase("wait for gradients", [&] { zero.end_micro_batch(); });
     }
     const Tensor squared_norm = zero.squared_norm();
-    phase("update", [&] { zero.update(step.learning_rate, squared_norm); });
-    phase("loss", [&] { ranks.all_reduce(step.loss); });
+    zero.step(step.learning_rate, squared_norm);
+    step.sum_loss(ranks);
     step.finish(squared_norm);
 }
 

@@ -22,21 +22,18 @@ namespace {
 // One training step. The ranks of a tensor-parallel group take the same samples and communicate
 // during forward and backward, inside every layer. The remaining sums are made at the end: over the
 // groups, which took different samples, and over the ranks that hold copies of a parameter.
-void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh, Hooks* watch) {
+void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh) {
     ParameterList& parameters = model.parameters();
-    const Communicator& dp = mesh.group("dp");
     parameters.begin_gradients(step.accumulated);
-    for (MicroBatch micro_batch : step.micro_batches({watch})) {
+    for (MicroBatch batch : step.micro_batches()) {
         Saved saved;
-        phase("forward", [&] { model.forward({}, saved, micro_batch); });
-        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+        model.forward(batch, saved);
+        model.backward(batch, saved);
     }
-    explain("gradients: sum over data parallel ranks, and over those that hold copies");
-    phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
+    sum_gradients(parameters, mesh);
     const Tensor squared_norm = optimizer.squared_norm();
-    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
-    // All ranks of a tensor-parallel group have the same loss already.
-    if (dp.size() > 1) phase("loss", [&] { dp.all_reduce(step.loss); });
+    optimizer.step(step.learning_rate, squared_norm);
+    step.sum_loss(mesh.group("dp"));  // all ranks of a tensor-parallel group have the same already
     step.finish(squared_norm);
 }
 
@@ -68,10 +65,10 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         return logits_of_next(model, text, shape.config.vocab, tp, multiple);
     };
     if (!tensor.same_seed) what.not_equal = "each rank drops other elements";
-    run.start(what);
     LayerCommunication of_a_layer;
-    while (Step* step = run.next())
-        train_step(*step, model, optimizer, mesh, step->first ? &of_a_layer : nullptr);
+    what.watch = {&of_a_layer};
+    run.start(what);
+    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh);
 
     return run.finish([&](Report& report) {
         const Prediction predicted =
@@ -107,11 +104,7 @@ bool run(const Options& options, Chapter& chapter) {
     if (options.estimate) return print_estimate(options, tensor, shape), true;
     if (chapter.compare) {
         slow_down(options);
-        return compare_sequence_parallel(
-            options, tensor, shape,
-            [](Step& step, Llama& model, Updater& optimizer, const Mesh& mesh) {
-                train_step(step, model, optimizer, mesh, nullptr);
-            });
+        return compare_sequence_parallel(options, tensor, shape, train_step);
     }
     return train_within_memory(options, [&] { return train(options, tensor, shape); });
 }

@@ -56,7 +56,7 @@ inline double mean_of_ranks(const Communicator& ranks, double value) {
 // communication differs from its prediction, or its loss from that of the first variant.
 inline bool compare_variants(
     const Options& options, int of_each, const StepShape& shape,
-    const std::function<void(Step&, Llama&, Updater&, const Mesh&, Hooks*)>& train_step) {
+    const std::function<void(Step&, Llama&, Updater&, const Mesh&)>& train_step) {
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size() / of_each}, {"cp", of_each}});
     const Communicator &dp = mesh.group("dp"), &cp = mesh.group("cp");

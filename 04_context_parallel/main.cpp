@@ -24,20 +24,18 @@ namespace {
 // One training step. The ranks of a context-parallel group take parts of the same sequences and
 // communicate inside attention. Weights are whole on every rank, so a gradient is summed over all
 // ranks that saw other tokens: over dp and cp at once.
-void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh, Hooks* watch) {
+void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh) {
     ParameterList& parameters = model.parameters();
     parameters.begin_gradients(step.accumulated);
-    for (MicroBatch micro_batch : step.micro_batches({watch})) {
+    for (MicroBatch batch : step.micro_batches()) {
         Saved saved;
-        phase("forward", [&] { model.forward({}, saved, micro_batch); });
-        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+        model.forward(batch, saved);
+        model.backward(batch, saved);
     }
-    explain("gradients: sum over the ranks that saw other tokens, dp x cp");
-    phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
+    sum_gradients(parameters, mesh);
     const Tensor squared_norm = optimizer.squared_norm();
-    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
-    const Communicator& all = mesh.group({"dp", "cp"});
-    if (all.size() > 1) phase("loss", [&] { all.all_reduce(step.loss); });
+    optimizer.step(step.learning_rate, squared_norm);
+    step.sum_loss(mesh.group({"dp", "cp"}));
     step.finish(squared_norm);
 }
 
@@ -70,12 +68,11 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
     what.next_token = [&](const HostBatch& text) {
         return logits_of_next(model, text, shape.config.vocab, parallel);
     };
-    run.start(what);
     DocumentCounts documents(shape, context, parallel);
     LayerCommunication of_a_layer;
-    HookList watch;
-    watch.add(&documents), watch.add(&of_a_layer);
-    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh, &watch);
+    what.watch = {&documents, &of_a_layer};
+    run.start(what);
+    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh);
 
     return run.finish([&](Report& report) {
         Prediction predicted = predict(shape, context, parameters, options.grad_accum,

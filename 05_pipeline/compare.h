@@ -57,7 +57,7 @@ inline Compared run_one(const Options& options, const StepShape& shape, const Sc
         loader, {.micro_batch = options.micro_batch, .count = dp, .replica = pipeline.dp().rank()},
         sequences_of_step(options, dp), options.steps, [&](Step& step) {
             step.on_finish = [&](double loss, double) { c.loss = loss; };
-            train_step(step, pipeline, optimizer, nullptr);
+            train_step(step, pipeline, optimizer);
         });
     const double peak = double(memory_peak_by_category()[int(Memory::activation)]);
     c.as_predicted = on_all_ranks(

@@ -44,7 +44,7 @@ public:
     // Forward and backward of a step's micro-batches. Gradients and step.loss then hold what this
     // rank's stages contribute. `confirm` (post_validation.h) is called after the first forwards,
     // and returns whether they ran on wrong weights: then they run again.
-    void run(Step& step, Hooks* hooks, const std::function<bool()>& confirm = {}) {
+    void run(Step& step, Hooks* hooks = nullptr, const std::function<bool()>& confirm = {}) {
         step.call_hooks({hooks});
         if (times_.empty() && device_is_gpu()) {
             load_kernels(stages_, schedule_, step, messages_.shape(), messages_.dtype());

@@ -21,28 +21,25 @@ namespace {
 // receives of all micro-batches. Then each rank has the gradients of its own stages. Only three
 // things need other ranks: the sums over ranks with other samples (dp) or with a copy of a weight,
 // the global norm, and the loss, which the rank with the last stage knows.
-void train_step(Step& step, Pipeline& pipeline, Updater& optimizer, Hooks* watch) {
+void train_step(Step& step, Pipeline& pipeline, Updater& optimizer) {
     ParameterList& parameters = pipeline.parameters();
     const Mesh& mesh = pipeline.mesh;
     parameters.begin_gradients(step.accumulated / pipeline.schedule.copies());
-    pipeline.executor.run(step, watch);
-    explain("gradients: sum over data parallel ranks, and over those that hold copies");
-    phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
+    pipeline.executor.run(step);
+    sum_gradients(parameters, mesh);
     const Tensor squared_norm = optimizer.squared_norm();
-    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
+    optimizer.step(step.learning_rate, squared_norm);
     pipeline.executor.updated();
-    if (mesh.world().size() > 1) phase("loss", [&] { mesh.world().all_reduce(step.loss); });
+    step.sum_loss(mesh.world());
     step.finish(squared_norm);
 }
 
 // The same without a barrier: the update is confirmed in the next step, after its first forwards.
-void train_step_without_waiting(Step& step, Pipeline& pipeline, PostValidation& validation,
-                                Hooks* watch) {
+void train_step_without_waiting(Step& step, Pipeline& pipeline, PostValidation& validation) {
     ParameterList& parameters = pipeline.parameters();
     parameters.begin_gradients(step.accumulated / pipeline.schedule.copies());
-    pipeline.executor.run(step, watch, [&] { return validation.confirm(); });
-    explain("gradients: sum over data parallel ranks, and over those that hold copies");
-    phase("sum gradients", [&] { sum_gradients(parameters, pipeline.mesh); });
+    pipeline.executor.run(step, nullptr, [&] { return validation.confirm(); });
+    sum_gradients(parameters, pipeline.mesh);
     validation.update_unconfirmed(step);
     pipeline.executor.updated();
 }
@@ -75,8 +72,8 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
                             (pretend.on() ? "; pretended times" : ""),
                .layout = {{"pp", pp.size()}, {"dp", dp.size()}}});
     while (Step* step = run.next())
-        validation ? train_step_without_waiting(*step, pipeline, *validation, nullptr)
-                   : train_step(*step, pipeline, optimizer, nullptr);
+        validation ? train_step_without_waiting(*step, pipeline, *validation)
+                   : train_step(*step, pipeline, optimizer);
     if (validation) validation->confirm();
 
     return run.finish([&](Report& report) {

@@ -77,6 +77,6 @@ struct Pipeline {
 
 // Forward and backward of all micro-batches, and what follows: which gradients are summed, and the
 // update.
-using TrainStep = std::function<void(Step&, Pipeline&, Updater&, Hooks*)>;
+using TrainStep = std::function<void(Step&, Pipeline&, Updater&)>;
 
 }  // namespace ultrascale::pipeline

@@ -25,19 +25,18 @@ void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
     experts.balance().begin_step();
     if (seen.options().counts_first())
         phase("count choices", [&] { count_choices(step, model, experts); });
-    for (MicroBatch micro_batch : step.micro_batches()) {
+    for (MicroBatch batch : step.micro_batches()) {
         Saved saved;
-        phase("forward", [&] { model.forward({}, saved, micro_batch); });
-        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+        model.forward(batch, saved);
+        model.backward(batch, saved);
     }
-    explain("gradients: sum an expert's over dp, all others over dp x ep");
-    phase("sum gradients", [&] { sum_gradients(parameters, mesh); });
+    sum_gradients(parameters, mesh);
     seen.spoil_gradients(parameters);  // --trap
     // The optimizer's; in step 1 the report counts it a second time, rank by rank.
     const Tensor squared_norm = seen.squared_norm(optimizer, parameters, mesh);
-    phase("update", [&] { optimizer.update(step.learning_rate, squared_norm); });
+    optimizer.step(step.learning_rate, squared_norm);
     const Communicator& all = experts.all();
-    if (all.size() > 1) phase("loss", [&] { all.all_reduce(step.loss); });
+    step.sum_loss(all);
     phase("loads", [&] { seen.add(experts.balance().end_step(all)); });  // moves a router's bias
     step.finish(squared_norm);
 }

@@ -25,19 +25,19 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     LossScale& loss_scale = training.loss_scale;
     const double scale = loss_scale.scale();
     training.begin_step(step.accumulated);
-    for (MicroBatch micro_batch : step.micro_batches()) {
-        micro_batch.token_weight *= float(scale);
+    for (MicroBatch batch : step.micro_batches()) {
+        batch.token_weight *= float(scale);
         Saved saved;
-        phase("forward", [&] { model.forward({}, saved, micro_batch); });
-        phase("backward", [&] { model.backward({}, saved, micro_batch); });
+        model.forward(batch, saved);
+        model.backward(batch, saved);
     }
     explain("gradients: rounded to what is sent, and summed over dp");
     phase("sum gradients", [&] { training.sum_gradients(mesh); });
     phase("agree", [&] { loss_scale.agree(training.storage.gradients(), mesh.group("dp")); });
     phase("unscale", [&] { training.unscale(scale); });
     const Tensor squared_norm = training.squared_norm();
-    phase("update", [&] { training.update(step.learning_rate, squared_norm); });
-    if (mesh.group("dp").size() > 1) phase("loss", [&] { mesh.group("dp").all_reduce(step.loss); });
+    training.step(step.learning_rate, squared_norm);
+    step.sum_loss(mesh.group("dp"));
     step.skipped = training.end_step(step.number, mesh);
     step.finish(scalar(step.loss) / scale, scalar(squared_norm));
 }

@@ -23,12 +23,12 @@ void train_step(Step& step, Composition& all) {
         });
     if (all.pp().size() == 1) {
         Llama& model = all.own.chunk(0);
-        for (MicroBatch micro_batch : step.micro_batches({&all.hooks})) {
+        for (MicroBatch batch : step.micro_batches({&all.hooks})) {
             Saved saved;
-            const int64_t m = micro_batch.micro_batch;
+            const int64_t m = batch.micro_batch;
             updates.begin_micro_batch(m, m + 1 == step.accumulated);
-            phase("forward", [&] { model.forward({}, saved, micro_batch); });
-            phase("backward", [&] { model.backward({}, saved, micro_batch); });
+            model.forward(batch, saved);
+            model.backward(batch, saved);
             phase("wait for gradients", [&] { updates.end_micro_batch(); });
         }
     } else {
@@ -42,10 +42,10 @@ void train_step(Step& step, Composition& all) {
         phase("wait for gradients", [&] { updates.end_micro_batch(); });
     }
     const Tensor squared_norm = updates.squared_norm();
-    phase("update", [&] { updates.update(step.learning_rate, squared_norm); });
+    updates.step(step.learning_rate, squared_norm);
     if (all.experts)
         phase("loads", [&] { all.see_loads(all.experts->balance().end_step(all.experts->all())); });
-    if (all.of_loss().size() > 1) phase("loss", [&] { all.of_loss().all_reduce(step.loss); });
+    step.sum_loss(all.of_loss());
     step.finish(squared_norm);
 }
 

@@ -117,6 +117,15 @@ private:
     std::optional<OpenSpan> open_;
 };
 
+// Runs `work` as a span in the lane "phase"; operations in it that belong to no unit of the model
+// carry its name.
+template <class F>
+auto phase(std::string_view name, F work) {
+    OpSpan span(name, 0, 0, "phase");
+    const TraceName what(TraceName::pass, name);
+    return work();
+}
+
 // --explain: while enabled, explain() prints its line with a running number. Only rank 0 enables
 // it.
 void explain_enable(bool on);

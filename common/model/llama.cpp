@@ -209,6 +209,15 @@ void Llama::backward_weight_unit(const Unit& unit, Saved& saved, Context& contex
     });
 }
 
+void Llama::forward(Context& batch, Saved& saved) {
+    phase("forward", [&] { forward({}, saved, batch); });
+    if (batch.hooks) batch.hooks->forward_done(saved, batch);
+}
+
+void Llama::backward(Context& batch, Saved& saved) {
+    phase("backward", [&] { backward({}, saved, batch); });
+}
+
 Tensor Llama::forward(Tensor x, Saved& saved, Context& context) {
     for (const Unit& unit : units_) x = forward_unit(unit, std::move(x), saved, context);
     return x;

@@ -152,7 +152,12 @@ public:
     ParameterList& parameters() { return parameters_; }  // if shared, those of all stages
     const std::vector<Unit>& units() const { return units_; }
 
-    // x (B, T, h), or empty if the stage begins with the embedding; returns (B, T, h), or an empty
+    // A micro-batch through a whole model: forward adds to batch.loss and keeps in `saved` what
+    // backward needs; backward adds to the gradients and empties it.
+    void forward(Context& batch, Saved& saved);
+    void backward(Context& batch, Saved& saved);
+
+    // The same for a stage. x (B, T, h), or empty if the stage begins with the embedding; returns (B, T, h), or an empty
     // tensor if the stage ends with the head, which adds to context.loss.
     Tensor forward(Tensor x, Saved& saved, Context& context);
     // dy is empty if the stage ends with the head; returns dx, or an empty tensor if it begins with

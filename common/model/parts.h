@@ -93,6 +93,8 @@ public:
     // backward-input and a linear in backward-weight, and a tied weight's last contribution may
     // come from the head or from the embedding.
     virtual void gradient_complete(Parameter&, const Context&) {}
+    // After the forward of a whole model: what its backward will need.
+    virtual void forward_done(const Saved&, const Context&) {}
 };
 
 // The data that accompany one micro-batch through the model.

@@ -15,8 +15,11 @@ static void all_reduce(const Parameter& parameter, const Communicator& group) {
 
 void sum_gradients(const ParameterList& parameters, const Mesh& mesh) {
     parameters.check_complete();
-    for (const auto& p : parameters) all_reduce(*p, data_group(mesh, *p));
-    sum_over_replica_groups(parameters, mesh);
+    explain("gradients: each is summed over the ranks that saw other tokens or hold a copy");
+    phase("sum gradients", [&] {
+        for (const auto& p : parameters) all_reduce(*p, data_group(mesh, *p));
+        sum_over_replica_groups(parameters, mesh);
+    });
 }
 
 void sum_over_replica_groups(const ParameterList& parameters, const Mesh& mesh) {

@@ -24,6 +24,9 @@ public:
     void gradient_complete(Parameter& parameter, const Context& context) override {
         for (Hooks* hooks : list_) hooks->gradient_complete(parameter, context);
     }
+    void forward_done(const Saved& saved, const Context& context) override {
+        for (Hooks* hooks : list_) hooks->forward_done(saved, context);
+    }
 
 private:
     std::vector<Hooks*> list_;

@@ -109,6 +109,7 @@ Step* Run::next() {
     Step& step = begun->step;
     step.first = begun_ == 0;
     step.learning_rate = learning_rate_of(options_, first_step_, index);
+    step.watch = what_.watch;
     step.on_finish = [this, &begun](double loss, double squared) {
         end_step(*begun, loss, squared);
     };
@@ -122,6 +123,7 @@ Step* Run::next() {
 void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     const Step& step = begun.step;
     explain_enable(false);
+    if (what_.step_done) what_.step_done(step, squared_norm);
     if (begun_ - done_ == 1) span_.reset();
     const int64_t tokens = step.sequences * shape_.seq;
     state_ = after_step(state_, options_, file_, step.sequences, shape_.seq);

@@ -50,6 +50,9 @@ struct TrainingSetup {
     std::function<std::unique_ptr<Reference>(const TrainingState& start, int64_t steps)> reference =
         {};
     std::optional<VerifyBounds> bounds = {};
+    // The laboratory's: called in every pass, and at the end of a step with its squared norm.
+    std::vector<Hooks*> watch = {};
+    std::function<void(const Step&, double squared_norm)> step_done = {};
     bool imagined = false;  // other ranks are: the numbers mean nothing, and need not be finite
 };
 // For a model that one process runs from the first layer to the last.

@@ -38,6 +38,7 @@ void Step::call_hooks(std::initializer_list<Hooks*> hooks) {
     hooks_ = {};
     if (explain_enabled()) hooks_.add(&explain_);
     for (Hooks* one : hooks) hooks_.add(one);
+    for (Hooks* one : watch) hooks_.add(one);
 }
 
 Step::MicroBatches Step::micro_batches(std::initializer_list<Hooks*> hooks) {
@@ -58,6 +59,10 @@ Context Step::micro_batch(int64_t m) {
 
 MicroBatch::MicroBatch(Step& step, int64_t m) : span_("micro-batch", m) {
     static_cast<Context&>(*this) = step.micro_batch(m);
+}
+
+void Step::sum_loss(const Communicator& ranks) {
+    if (ranks.size() > 1) phase("loss", [&] { ranks.all_reduce(loss); });
 }
 
 double Step::finish(const Tensor& squared_norm) {

@@ -1,14 +1,15 @@
 // One training step: its samples, and its result. Every chapter's main.cpp writes the step out like
 // this:
 //
-//     for (MicroBatch micro_batch : step.micro_batches({&hooks})) {
+//     for (MicroBatch batch : step.micro_batches({&hooks})) {
 //         Saved saved;
-//         phase("forward", [&] { model.forward({}, saved, micro_batch); });
-//         phase("backward", [&] { model.backward({}, saved, micro_batch); });
+//         model.forward(batch, saved);
+//         model.backward(batch, saved);
 //     }
-//     ...                                   gradients: communication
+//     sum_gradients(model.parameters(), mesh);
 //     const Tensor squared_norm = updater.squared_norm();
-//     ...                                   update, communication of the loss
+//     updater.step(step.learning_rate, squared_norm);
+//     step.sum_loss(mesh.group("dp"));
 //     step.finish(squared_norm);
 //
 // Both the training (run.h) and, at learning rate 0, measure() call this function.
@@ -28,15 +29,6 @@ namespace ultrascale {
 
 // The value of a (1) fp64 tensor; the host waits for it.
 inline double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
-
-// Runs `work` as a span in the trace's lane "phase"; operations in it that belong to no unit of the
-// model carry its name.
-template <class F>
-auto phase(std::string_view name, F work) {
-    OpSpan span(name, 0, 0, "phase");
-    const TraceName what(TraceName::pass, name);
-    return work();
-}
 
 // The targets over which the loss is averaged: all of the step's batch; only those of this rank's
 // samples (it trains independently); or each micro-batch's own, followed by the mean of these.
@@ -80,7 +72,8 @@ public:
     std::string note = {};  // for the step's line of progress: "seq 128"
     const Tensor loss;      // (1) fp64, to which this rank's micro-batches add
 
-    // The micro-batches, one after the other. The hooks are called in this order; nullptr: none.
+    // The micro-batches, one after the other. The technique's hooks are called in this order, and
+    // after them those of the laboratory (watch); nullptr: none.
     struct MicroBatches;
     MicroBatches micro_batches(std::initializer_list<Hooks*> hooks = {});
     // For a schedule with several micro-batches in flight: sets the same hooks, and returns
@@ -88,6 +81,8 @@ public:
     void call_hooks(std::initializer_list<Hooks*> hooks);
     Context micro_batch(int64_t m);
 
+    // Adds up the loss of the ranks that saw other tokens, or parts of the same ones.
+    void sum_loss(const Communicator& ranks);
     // Call it at the end, when `loss` and the squared norm are those of the whole step. The host
     // waits for the device. Returns the squared norm.
     double finish(const Tensor& squared_norm);
@@ -96,6 +91,7 @@ public:
     // empty if both were.
     const std::string& not_finite() const { return not_finite_; }
 
+    std::vector<Hooks*> watch = {};  // of the laboratory: they change nothing
     std::function<void(double loss, double squared_norm)> on_finish = {};
 
 private:

@@ -18,6 +18,10 @@ Tensor Updater::squared_norm() {
     return sum;
 }
 
+void Updater::step(double lr, const Tensor& squared_norm) {
+    phase("update", [&] { update(lr, squared_norm); });
+}
+
 TrainingState PlainUpdater::start() {
     load_or_initialize(options_, parameters_);
     adamw_.emplace(parameters_, options_.optimizer);

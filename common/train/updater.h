@@ -24,7 +24,8 @@ public:
     // The sum of squares of the whole model's gradient, each element counted once: (1) fp64 on the
     // device. The gradient is final, which on_gradient is told.
     Tensor squared_norm();
-    virtual void update(double lr, const Tensor& squared_norm) = 0;
+    // New weights at this learning rate, from the gradient clipped by its norm.
+    void step(double lr, const Tensor& squared_norm);
     virtual void finish() {}  // waits for what is under way, before other code reads parameters
 
     // What this rank holds: to verify and to save.
@@ -37,6 +38,7 @@ public:
     std::function<void()> on_gradient = {};
 
 protected:
+    virtual void update(double lr, const Tensor& squared_norm) = 0;
     Tensor own_squared_norm();  // this rank's part, which it computes alone; tells on_gradient
     virtual Tensor sum_squares() = 0;
     virtual const Communicator* norm_group() const { return nullptr; }  // whose parts are added
@@ -52,12 +54,12 @@ public:
 
     TrainingState start() override;
     void begin_step(int64_t micro_batches) override { parameters_.begin_gradients(micro_batches); }
-    void update(double lr, const Tensor& squared_norm) override { adamw_->step(lr, squared_norm); }
     std::vector<TensorPart> gradients() override { return parameters_.parts(&Parameter::grad); }
     std::vector<TensorPart> values() override { return parameters_.parts(&Parameter::value); }
     std::vector<TensorPart> states() override { return states_of({&*adamw_, 1}, parameters_); }
 
 protected:
+    void update(double lr, const Tensor& squared_norm) override { adamw_->step(lr, squared_norm); }
     Tensor sum_squares() override;
     const Communicator* norm_group() const override;
 

@@ -99,7 +99,7 @@ double bytes_of_step(const Options& options, const StepShape& shape, const Plan&
     updates.begin_micro_batch(0, true);
     all.executor.run(step, &updates);
     updates.end_micro_batch();
-    updates.update(1e-3F, updates.squared_norm());
+    updates.step(1e-3F, updates.squared_norm());
     updates.finish();
     compute_stream().synchronize();
     return counted.bytes();

@@ -81,7 +81,7 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
         updates.end_micro_batch();
         const Tensor squared_norm = updates.squared_norm();
         if (s == 0) verifier.gradient(updates.gradients());
-        updates.update(options.optimizer.lr, squared_norm);
+        updates.step(options.optimizer.lr, squared_norm);
         if (all.of_loss().size() > 1) all.of_loss().all_reduce(step.loss);
         const double loss = scalar(step.loss);
         updates.finish();

@@ -123,7 +123,7 @@ Checks train_zero(ZeroOptions zero_options) {
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };
     technique.update = [&] {
-        zero.update(options.optimizer.lr, zero.squared_norm());
+        zero.step(options.optimizer.lr, zero.squared_norm());
         zero.finish();
     };
     technique.gradients = [&] { return zero.gradients(); };

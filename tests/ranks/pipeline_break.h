@@ -80,7 +80,7 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
         if (breaks.tied_counts_twice && copy) copy->replica_groups.swap(nowhere);
         const Tensor squared_norm = optimizer.squared_norm();
         if (breaks.tied_counts_twice && copy) copy->replica_groups.swap(nowhere);
-        optimizer.update(options.optimizer.lr, squared_norm);
+        optimizer.step(options.optimizer.lr, squared_norm);
         if (world.size() > 1) world.all_reduce(step.loss);
         verifier.after_step(s, step.loss.to_host<double>()[0], parameters.parts(&Parameter::value));
     }

@@ -166,7 +166,7 @@ int train(bool bucketed, Break wrong = Break::nothing) {
         }
         bucketed ? buckets.finish() : sum_gradients(parameters, mesh);
         const Tensor squared = optimizer.squared_norm();
-        optimizer.update(step->learning_rate, squared);
+        optimizer.step(step->learning_rate, squared);
         world.all_reduce(step->loss);
         step->finish(squared);
     }

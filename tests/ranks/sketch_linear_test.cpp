@@ -136,7 +136,7 @@ Outcome train(TensorOptions tensor, Breaks breaks = {}) {
         for (const TensorPart& amax : parameters.buffers())
             ScaledLinear::next_step(amax.tensor, world, breaks);
         const Tensor squared = optimizer.squared_norm();
-        optimizer.update(step->learning_rate, squared);
+        optimizer.step(step->learning_rate, squared);
         if (dp.size() > 1) dp.all_reduce(step->loss);
         step->finish(squared);
     }

@@ -82,7 +82,7 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
         s.stages.run(s.model, *step, &sync, s.actions);
         sync.finish();
         const Tensor squared = optimizer.squared_norm();
-        optimizer.update(step->learning_rate, squared);
+        optimizer.step(step->learning_rate, squared);
         s.world.all_reduce(step->loss);
         step->finish(squared);
     }
@@ -111,7 +111,7 @@ bool train_with_zero(bool zero_bubble, Breaks breaks = {}) {
         s.stages.run(s.model, *step, &zero, s.actions);
         zero.end_micro_batch();
         const Tensor squared = zero.squared_norm();  // the copies of the tied weight have met
-        zero.update(step->learning_rate, squared);
+        zero.step(step->learning_rate, squared);
         s.world.all_reduce(step->loss);
         step->finish(squared);
     }
@@ -163,7 +163,7 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
         if (clip > 0 && scalar(whole) > clip * clip && !never_confirm) {
             before.restore();
             optimizer.adamw_->set_steps_done(optimizer.adamw_->steps_done() - 1);
-            optimizer.update(former->learning_rate, whole);
+            optimizer.step(former->learning_rate, whole);
             ++repeated;
         }
         former->finish(whole);
@@ -178,7 +178,7 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
         before = {};
         before.keep(parameters.parts(&Parameter::value));
         before.keep(optimizer.states());
-        optimizer.update(step->learning_rate, own);
+        optimizer.step(step->learning_rate, own);
         former = step;
     }
     confirm();

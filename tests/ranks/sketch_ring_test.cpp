@@ -196,7 +196,7 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
         }
         buckets ? sync.finish() : sum_gradients(parameters, mesh);
         const Tensor squared = optimizer.squared_norm();  // nothing is sent for it
-        optimizer.update(step->learning_rate, squared);
+        optimizer.step(step->learning_rate, squared);
         world.all_reduce(step->loss);
         step->finish(squared);
     }

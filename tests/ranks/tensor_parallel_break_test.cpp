@@ -92,7 +92,7 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
             squared_norm = squared_gradient_norm(parameters);
         if (breaks.count_copies)
             world.all_reduce(squared_norm);  // counts everything that every rank holds
-        optimizer.update(options.optimizer.lr, squared_norm);
+        optimizer.step(options.optimizer.lr, squared_norm);
         verifier.after_step(step, context.loss.to_host<double>()[0],
                             parameters.parts(&Parameter::value));
     }

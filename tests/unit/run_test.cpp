@@ -31,7 +31,7 @@ struct Training {
             model.backward({}, saved, micro_batch);
         }
         const Tensor squared = optimizer.squared_norm();
-        optimizer.update(step.learning_rate, squared);
+        optimizer.step(step.learning_rate, squared);
         ops::add(steps_seen, ones);
         losses.push_back(scalar(step.loss));
         step.finish(squared);

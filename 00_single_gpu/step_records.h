@@ -1,0 +1,49 @@
+// What the report wants to know of the steps, seen from outside: training does not need it.
+#pragma once
+
+#include "batch_size.h"
+#include "fresh_gradients.h"
+#include "memory_anatomy.h"
+#include "train/gradients.h"
+#include "train/step.h"
+
+namespace ultrascale::single_gpu {
+
+class StepRecords : public Hooks {
+public:
+    // fresh: with --fresh-grads, or nullptr.
+    StepRecords(const ParameterList& parameters, bool noise_scale, FreshGradients* fresh)
+        : parameters_(parameters), noise_scale_(noise_scale), fresh_(fresh) {}
+
+    // The tensors that the first forward keeps.
+    void forward_done(const Saved& saved, const Context&) override {
+        if (!std::exchange(seen_, true)) kept.collect(saved);
+    }
+    // With --noise-scale the norm of the first micro-batch's gradient, when its backward has ended.
+    void after(const Unit& unit, Pass pass, const Context& batch) override {
+        if (noise_scale_ && pass == Pass::backward && unit.index == 0 && batch.micro_batch == 0)
+            first_squared_norm_ = scalar(squared_gradient_norm(parameters_));
+    }
+    void step_done(const Step& step, double squared_norm) {
+        if (fresh_) fresh_->free(parameters_);
+        // The first micro-batch's gradient was divided by all of the step's targets: times a, it is
+        // the mean over its own.
+        const double a = double(step.accumulated);
+        if (noise_scale_ && step.accumulated > 1)
+            noise.add(double(step.sequences) / a, first_squared_norm_ * (a * a),
+                      double(step.sequences), squared_norm);
+        timeline.step_ended();
+    }
+
+    NoiseScale noise;
+    SavedByName kept;
+    StepTimeline timeline;
+
+private:
+    const ParameterList& parameters_;
+    bool noise_scale_, seen_ = false;
+    FreshGradients* fresh_;
+    double first_squared_norm_ = 0;
+};
+
+}  // namespace ultrascale::single_gpu
