@@ -69,9 +69,9 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     };
     if (!tensor.same_seed) what.not_equal = "each rank drops other elements";
     run.start(what);
-    LayerCommunication of_a_layer;
+    LayerCommunication layer_communication;
     while (Step* step = run.next())
-        train_step(*step, model, optimizer, mesh, step->first ? &of_a_layer : nullptr);
+        train_step(*step, model, optimizer, mesh, step->first ? &layer_communication : nullptr);
 
     return run.finish([&](Report& report) {
         const Prediction predicted =
@@ -80,8 +80,8 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         if (report.full()) print_layer_formula(shape, tensor, tp.rank());
         print_largest_micro_batch(
             report, largest_micro_batch(shape, tensor, parameters, tp.rank(), memory_limit()));
-        ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
-        if (tensor.tp > 1) of_a_layer.add_to(report);
+        ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
+        if (tensor.tp > 1) layer_communication.add_to(report);
         ok = print_copies(report, parameters, tensor.same_seed) && ok;
         if (report.full()) {
             parallel.shapes().print_table(tokens, tensor.tp);
@@ -89,7 +89,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         }
         report.throughput(predicted);
         if (draws(options.svg) && tensor.tp > 1)
-            BlockPicture(parallel.shapes(), of_a_layer, tensor, tokens).draw(options.svg);
+            BlockPicture(parallel.shapes(), layer_communication, tensor, tokens).draw(options.svg);
         return ok;
     });
 }
