@@ -66,9 +66,9 @@ inline int64_t predicted_activations_and_gradients(const StepShape& shape, int64
     const std::vector<ActivationMoment> with_head = activation_moments(sizes);
     sizes.head = false;
     // The head's moments are the first ones; gradients exist in the last of them.
-    const size_t of_head = with_head.size() - activation_moments(sizes).size();
-    double most =
-        std::max(highest(with_head, 0, of_head), highest(with_head, of_head - 1, of_head) + head);
+    const size_t head_moments = with_head.size() - activation_moments(sizes).size();
+    double most = std::max(highest(with_head, 0, head_moments),
+                           highest(with_head, head_moments - 1, head_moments) + head);
     for (int64_t done = 0; done < c.layers; ++done) {
         sizes.layers = c.layers - done;
         const std::vector<ActivationMoment> moments = activation_moments(sizes);

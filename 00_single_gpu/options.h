@@ -59,8 +59,8 @@ struct Chapter {
                    "it is about the tokens of a batch", [this] { return demo == "batch"; })
             .reads({"--json", "--html"}, "without --batch-ramp it shows MiniMax-01's batches",
                    [this] { return demo == "batch" && batch_ramp.empty(); });
-        options.of_training({"--naive-mean"}, Another::refused);
-        options.of_training({"--batch-ramp", "--seq-ramp"}, Another::told);
+        options.training_options({"--naive-mean"}, Another::refused);
+        options.training_options({"--batch-ramp", "--seq-ramp"}, Another::told);
     }
 
     void check(const Options& options) const {

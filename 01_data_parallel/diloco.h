@@ -88,13 +88,13 @@ public:
     }
     // Adds what DiLoCo holds for so many parameters, and what a whole run of `steps` steps sends
     // (not every step sends the same).
-    static void add_to(Prediction& of_run, const DiLoCoOptions& options, const Group& ranks,
+    static void add_to(Prediction& run_prediction, const DiLoCoOptions& options, const Group& ranks,
                        int64_t parameters, int64_t steps) {
         const int64_t meetings = outer_steps(options, steps);
-        of_run.memory.optimizer += 8 * parameters,
-            of_run.memory.peak_communication += 4 * parameters;
-        of_run.communication.add(ranks, Collective::all_reduce, meetings,
-                                 meetings * 4 * parameters);
+        run_prediction.memory.optimizer += 8 * parameters,
+            run_prediction.memory.peak_communication += 4 * parameters;
+        run_prediction.communication.add(ranks, Collective::all_reduce, meetings,
+                                         meetings * 4 * parameters);
     }
     // Prints the bytes that a rank sends per token (a step has `tokens` of them on each rank), next
     // to what an all-reduce of the gradients in every step would send.

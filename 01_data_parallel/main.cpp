@@ -76,7 +76,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     what.layout = {{"dp", ranks.size()}};
     if (diloco) {
         what.weights_only = true;  // each rank has moments of its own
-        what.of_validation = "; between two outer steps the weights are rank 0's own";
+        what.validation_note = "; between two outer steps the weights are rank 0's own";
         what.not_equal = "DiLoCo is a different algorithm: ranks train apart between outer steps";
     }
     if (options.grad_dtype() == DType::fp32 && options.dtype == DType::fp32 &&
@@ -93,13 +93,13 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 
     return run.finish([&](Report& report) {
         const int64_t steps = options.steps;
-        const Prediction of_run =
+        const Prediction run_prediction =
             predict_run(options, chapter, shape, parameters.local_numel(), *sync);
-        bool ok = report.memory(of_run);
-        ok = report.communication_of_run(of_run, steps) && ok;
+        bool ok = report.memory(run_prediction);
+        ok = report.communication_of_run(run_prediction, steps) && ok;
         const int64_t tokens = options.micro_batch * options.grad_accum * shape.seq;
         if (diloco) diloco->print_savings(report, steps, tokens, options.grad_dtype());
-        report.throughput(of_run);
+        report.throughput(run_prediction);
         return ok;
     });
 }

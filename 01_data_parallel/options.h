@@ -42,7 +42,7 @@ struct Chapter {
                     "added up over micro-batches in their own")
             .only_if([this] { return sync.kind == SyncKind::bucket && !compare; },
                      "it is for --sync bucket");
-        options.of_training({"--reduce-dtype"}, Another::told);
+        options.training_options({"--reduce-dtype"}, Another::told);
         options
             .choice("--ring-directions", sync.ring_directions,
                     {{"one", RingDirections::one}, {"both", RingDirections::both}},
@@ -55,22 +55,22 @@ struct Chapter {
             .only_if([&shared] { return shared.grad_accum > 1; },
                      "it needs --grad-accum 2 or more; a step has only one micro-batch");
         const auto diloco = with({SyncKind::diloco});
-        const char* const of_diloco = "it is for --sync diloco";
+        const char* const diloco_only = "it is for --sync diloco";
         options
             .add("--inner-steps", sync.diloco.inner_steps,
                  "With --sync diloco: steps between outer updates (H)")
             .between(1, 1e9)
-            .only_if(diloco, of_diloco)
+            .only_if(diloco, diloco_only)
             .show_default();
         options.add("--outer-lr", sync.diloco.lr, "With --sync diloco: outer learning rate (eta)")
             .between(0, 100)
-            .only_if(diloco, of_diloco)
+            .only_if(diloco, diloco_only)
             .show_default();
         options
             .add("--outer-momentum", sync.diloco.momentum,
                  "With --sync diloco: Nesterov momentum (mu) of the outer update")
             .between(0, 1)
-            .only_if(diloco, of_diloco)
+            .only_if(diloco, diloco_only)
             .show_default();
         options.flag("--compare", compare, "Train with each technique in turn and print one table")
             .excludes(training_outputs)
@@ -94,17 +94,17 @@ struct Chapter {
             .between(1e-3, 1e5)
             .only_if([this] { return demo == "bandwidth" || demo == "latency"; },
                      "it is for --demo bandwidth and latency");
-        const auto of_latency = [this] { return demo == "latency"; };
+        const auto latency_demo = [this] { return demo == "latency"; };
         options
             .add("--hop-us", hop_us, "With --demo latency: what a hop takes in the formula, in us")
             .between(0, 1e6)
-            .only_if(of_latency, "it is for --demo latency")
+            .only_if(latency_demo, "it is for --demo latency")
             .show_default();
         options
             .add("--hop-gbps", hop_gbps,
                  "With --demo latency: a link's rate in the formula, in Gbit/s")
             .between(1e-3, 1e6)
-            .only_if(of_latency, "it is for --demo latency")
+            .only_if(latency_demo, "it is for --demo latency")
             .show_default();
         options
             .add("--planet", planet,

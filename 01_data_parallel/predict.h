@@ -12,39 +12,40 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
                               const StepShape& shape, int64_t parameters) {
     const Communicator& ranks = Communicator::world();
     const int64_t steps = options.steps;
-    Prediction of_run = predict_one_device(shape, parameters);
+    Prediction run_prediction = predict_one_device(shape, parameters);
     // The buffers of a ring or of DiLoCo are allocated after the backward, gradients in another
     // dtype during it.
     const DType gradients = options.grad_dtype();
-    of_run.memory.one_after_the_other = chapter.sync.wire(gradients) == gradients;
-    if (chapter.every_time(options)) of_run.memory.gradients *= 2;  // the sums over micro-batches
+    run_prediction.memory.one_after_the_other = chapter.sync.wire(gradients) == gradients;
+    if (chapter.every_time(options))
+        run_prediction.memory.gradients *= 2;  // the sums over micro-batches
     const bool diloco = chapter.sync.kind == SyncKind::diloco;
-    if (diloco) DiLoCo::add_to(of_run, chapter.sync.diloco, ranks, parameters, steps);
+    if (diloco) DiLoCo::add_to(run_prediction, chapter.sync.diloco, ranks, parameters, steps);
     const int64_t numbers = diloco ? 2 : 1;  // the loss, and DiLoCo's mean of the ranks' norms
-    of_run.communication.add(ranks, Collective::all_reduce, steps, steps * 8 * numbers);
-    return of_run;
+    run_prediction.communication.add(ranks, Collective::all_reduce, steps, steps * 8 * numbers);
+    return run_prediction;
 }
 
 // The same with it: `sync` sums the gradients once a step, or after every micro-batch.
 inline Prediction predict_run(const Options& options, const Chapter& chapter,
                               const StepShape& shape, int64_t parameters,
                               const GradientSync& sync) {
-    Prediction of_sync;
-    sync.add_to(of_sync, options.grad_dtype());
+    Prediction sync_prediction;
+    sync.add_to(sync_prediction, options.grad_dtype());
     const int64_t times = chapter.every_time(options) ? options.grad_accum : 1;
-    Prediction of_run = predict_run(options, chapter, shape, parameters);
-    return of_run += of_sync.times(options.steps * times);
+    Prediction run_prediction = predict_run(options, chapter, shape, parameters);
+    return run_prediction += sync_prediction.times(options.steps * times);
 }
 
 // Advice for the case that `needed` does not fit.
 inline std::string what_needs_less(const Options& options, const Chapter& chapter,
                                    const StepShape& shape, const MemoryEstimate& needed) {
-    const int64_t of_technique =
+    const int64_t technique_bytes =
         needed.total() - estimate_memory(shape).total();  // whatever the batch size
     const char* without = chapter.sync.kind == SyncKind::diloco ? "; another --sync needs less"
                           : chapter.every_time(options)         ? "; --no-sync on needs less"
                                                                 : "";
-    return what_would_fit(shape, memory_limit() - of_technique) + without;
+    return what_would_fit(shape, memory_limit() - technique_bytes) + without;
 }
 
 // Throws UserError, with this advice, if the run does not fit into memory.
@@ -67,9 +68,10 @@ inline void print_estimate(Options options, const Chapter& chapter, const StepSh
     report.technique("sync", describe(chapter.sync, chapter.every_time(options)),
                      {{"dp", ranks.size()}});
     options.steps = std::max<int64_t>(options.steps, 1);  // the mean step, as DiLoCo's differ
-    const Prediction of_run =
+    const Prediction run_prediction =
         predict_run(options, chapter, shape, model.parameters().local_numel(), *sync);
-    report.estimate(of_run, options.steps, what_needs_less(options, chapter, shape, of_run.memory));
+    report.estimate(run_prediction, options.steps,
+                    what_needs_less(options, chapter, shape, run_prediction.memory));
     report.finish();
 }
 

@@ -48,8 +48,10 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
         factories.checkpoint = inputs.emplace(shape.config.layers).checkpoints();
     Llama model(shape.config, shape.model, factories, Stage::whole(shape.config));
     const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
-    const Prediction of_step = predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
-    check_fits_everywhere(of_step.memory, memory_limit(), what_needs_less(options, zero_options));
+    const Prediction step_prediction =
+        predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
+    check_fits_everywhere(step_prediction.memory, memory_limit(),
+                          what_needs_less(options, zero_options));
     run.load(zero->start());
     TrainingSetup what = training_setup(model, *zero);
     what.label = "ZeRO", what.technique = describe(zero_options, ranks.size());
@@ -65,16 +67,17 @@ bool train(const Options& options, const ZeroOptions& zero_options, const StepSh
     zero->finish();
 
     return run.finish([&](Report& report) {
-        bool ok = report.memory(of_step);
+        bool ok = report.memory(step_prediction);
         if (report.full()) print_formula(zero_options, shape, ranks.size());
         if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
-        ok = report.communication(of_step, options.steps, run.of_validation()) && ok;
+        ok = report.communication(step_prediction, options.steps, run.validation_communication()) &&
+             ok;
         if (zero->offloaded()) print_offload(report, *zero->offloaded());
         if (inputs)
             ok = print_activations_on_host(report, *inputs, options.steps * A * kept_on_host(shape),
                                            options.steps) &&
                  ok;
-        report.throughput(of_step);
+        report.throughput(step_prediction);
         return ok;
     });
 }

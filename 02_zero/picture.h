@@ -63,7 +63,7 @@ public:
         double y = top;
         for (const Bar& bar : bars_) {
             const double bytes = double(total(bar.held)),
-                         of_first = 100 * bytes / double(total(bars_[0].held));
+                         percent_of_first = 100 * bytes / double(total(bars_[0].held));
             svg.text(20, y + 20, bar.name, {.bold = true});
             std::vector<Part> parts;
             for (int c = 0; c < int(Memory::host); ++c)
@@ -73,7 +73,7 @@ public:
             const double right = draw_stacked_bar(svg, held, y, height, parts);
             draw_mark(svg, held(bar.predicted), y - 6, height + 12);
             std::string words = format_bytes(bytes);
-            if (&bar != &bars_[0]) words += fmt::format(", {:.0f} %", of_first);
+            if (&bar != &bars_[0]) words += fmt::format(", {:.0f} %", percent_of_first);
             if (const int64_t host = bar.held[int(Memory::host)])
                 words += fmt::format(", host {}", format_bytes(double(host)));
             svg.text(std::max(right, held(bar.predicted)) + 12, y + 20, words);

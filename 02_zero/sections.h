@@ -21,13 +21,13 @@ inline void print_formula(const ZeroOptions& zero, const StepShape& shape, int n
                  grads = grad * psi / (zero.stage >= 2 ? n : 1);
     const double states = k * psi / (zero.stage >= 1 ? n : 1);
     const auto over = [&](int from) { return zero.stage >= from ? fmt::format("/{}", n) : ""; };
-    const std::string of_states = fmt::format("{}Psi{}", k, over(1));
-    print(fmt::format(
-        "  the formula, without padding: {}Psi{} + {}Psi{}{} = {}{}", value, over(3), grad, over(2),
-        zero.offload ? "" : " + " + of_states,
-        format_bytes(values + grads + (zero.offload ? 0 : states)),
-        zero.offload ? fmt::format(", and on the host {} = {}", of_states, format_bytes(states))
-                     : ""));
+    const std::string states_formula = fmt::format("{}Psi{}", k, over(1));
+    print(fmt::format("  the formula, without padding: {}Psi{} + {}Psi{}{} = {}{}", value, over(3),
+                      grad, over(2), zero.offload ? "" : " + " + states_formula,
+                      format_bytes(values + grads + (zero.offload ? 0 : states)),
+                      zero.offload ? fmt::format(", and on the host {} = {}", states_formula,
+                                                 format_bytes(states))
+                                   : ""));
 }
 
 // ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should be settled

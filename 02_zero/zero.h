@@ -98,7 +98,7 @@ protected:
     // parameters are sharded over different ranks. In this chapter it is always one.
     TraceName name_of(size_t u) const { return {TraceName::whole, layout_[u].name}; }
     const Communicator& ranks_of(size_t u) const { return *layout_[u].group; }
-    Tensor of_unit(const Tensor& all, size_t u) const {
+    Tensor unit_slice(const Tensor& all, size_t u) const {
         int64_t begin = 0;
         for (size_t before = 0; before < u; ++before) begin += layout_[before].padded;
         return all.slice(begin, begin + layout_[u].padded);
@@ -115,7 +115,7 @@ protected:
     Tensor allocate_flat(DType dtype, Memory category, Tensor Parameter::*member) {
         const auto reachable = mesh_.group({"dp", "cp", "ep"}).symmetric_memory();
         Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category, reachable);
-        for (size_t u = 0; u < layout_.size(); ++u) layout_.bind(u, of_unit(flat, u), member);
+        for (size_t u = 0; u < layout_.size(); ++u) layout_.bind(u, unit_slice(flat, u), member);
         return flat;
     }
     // Counts the complete gradients of a flat tensor in this micro-batch; returns true at the last
@@ -193,7 +193,7 @@ protected:
     void start_gather(size_t u, const Tensor& values) {
         const TraceName name = name_of(u);
         gathers_[u] =
-            ranks_of(u).all_gather(of_unit(values, u), value_shards_[u], communication_stream());
+            ranks_of(u).all_gather(unit_slice(values, u), value_shards_[u], communication_stream());
     }
     std::vector<TensorPart> shard_parts(const std::vector<Tensor>& shards) const {
         std::vector<TensorPart> parts;

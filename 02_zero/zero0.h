@@ -29,7 +29,7 @@ public:
         const size_t u = layout_.flat_of(parameter);
         const TraceName name = name_of(u);
         under_way_.push_back(
-            ranks_of(u).all_reduce(of_unit(grads_, u), Reduce::sum, communication_stream()));
+            ranks_of(u).all_reduce(unit_slice(grads_, u), Reduce::sum, communication_stream()));
     }
     void end_micro_batch() override {
         sums_.check_complete(last_);
@@ -51,7 +51,7 @@ private:
     Tensor sum_squares() override {
         std::vector<Tensor> shards;
         for (size_t u = 0; u < layout_.size(); ++u) {
-            const Tensor whole = of_unit(grads_, u);
+            const Tensor whole = unit_slice(grads_, u);
             sum_over_replica_groups(u, whole, layout_.whole(u));
             shards.push_back(my_shard(u, whole));
         }

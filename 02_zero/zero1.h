@@ -30,8 +30,9 @@ public:
         load_or_initialize(options_, parameters_);
         grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
         for (size_t u = 0; u < layout_.size(); ++u) {
-            value_shards_.push_back(my_shard(u, of_unit(values_, u)));
-            grad_shards_.push_back(sums_.sum_of(my_shard(u, of_unit(grads_, u)), layout_[u].name));
+            value_shards_.push_back(my_shard(u, unit_slice(values_, u)));
+            grad_shards_.push_back(
+                sums_.sum_of(my_shard(u, unit_slice(grads_, u)), layout_[u].name));
         }
         return start_optimizers();
     }
@@ -46,7 +47,7 @@ public:
         if (!unit_complete(parameter)) return;
         const size_t u = layout_.flat_of(parameter);
         const TraceName name = name_of(u);
-        const Tensor unit = of_unit(grads_, u);
+        const Tensor unit = unit_slice(grads_, u);
         reductions_.push_back(ranks_of(u).reduce_scatter(my_shard(u, unit), unit, Reduce::sum,
                                                          communication_stream()));
     }

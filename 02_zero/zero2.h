@@ -21,7 +21,7 @@ public:
         values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
         load_or_initialize(options_, parameters_);
         for (size_t u = 0; u < layout_.size(); ++u)
-            value_shards_.push_back(my_shard(u, of_unit(values_, u)));
+            value_shards_.push_back(my_shard(u, unit_slice(values_, u)));
         grad_shards_ = buffers_.allocate_shards(layout_, options_.grad_dtype());
         return start_optimizers();
     }

@@ -54,7 +54,7 @@ inline void add_options(OptionList& options, ZeroOptions& zero, const bool& comp
                 "With stages 2 and 3: gradients travel to where they are summed as they are, or "
                 "rounded to bf16, or to e4m3 with scales")
         .only_if([&] { return zero.stage >= 2; }, "it is for stages 2 and 3");
-    options.of_training({"--gather-dtype", "--reduce-dtype"}, Another::told);
+    options.training_options({"--gather-dtype", "--reduce-dtype"}, Another::told);
 }
 // UserError if these options exclude each other.
 inline void check_sent(const ZeroOptions& zero, DType gradients) {

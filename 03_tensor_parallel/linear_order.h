@@ -62,7 +62,7 @@ inline bool demo_linear_order(const Communicator& ranks) {
     using namespace linear_demo;
     const int64_t n = ranks.size(), r = ranks.rank(), part = std::max<int64_t>(1, 4 / n),
                   K = n * part, F = n == 1 || K > 4 ? K : 2 * K, wide = F / n, rows = 2;
-    const Range of_K{r * part, (r + 1) * part}, of_F{r * wide, (r + 1) * wide}, all_K{0, K},
+    const Range my_K{r * part, (r + 1) * part}, my_F{r * wide, (r + 1) * wide}, all_K{0, K},
         all_F{0, F}, all_rows{0, rows};
     Matrix X{rows, K, {}}, A{K, F, {}}, B{F, K, {}};
     for (int64_t i = 0; i < rows * K; ++i) X.values.push_back(float(i % 3 + 1));
@@ -86,26 +86,27 @@ inline bool demo_linear_order(const Communicator& ranks) {
     print(
         "column, then row: H_r = f(X A_r) are columns of H, Y_r = H_r B_r is a summand; "
         "all-reduce");
-    const Matrix H = activated(times(X, A.block(all_K, of_F))),
-                 summand = times(H, B.block(of_F, all_K));
+    const Matrix H = activated(times(X, A.block(all_K, my_F))),
+                 summand = times(H, B.block(my_F, all_K));
     const auto [y_good, good] = sent([&] { return summed(ranks, summand); });
     bool ok =
         show({{"H_" + number, H}, {"Y_" + number, summand}, {"Y, summed", y_good}}, y_good == Y);
 
     print("row, then column: X_r A_r is a summand; all-reduce; f(S) B_r are columns; all-gather");
-    const Matrix of_sum = times(X.block(all_rows, of_K), A.block(of_K, all_F));
+    const Matrix partial_S = times(X.block(all_rows, my_K), A.block(my_K, all_F));
     Matrix S, columns;
     const auto [y_bad, bad] = sent([&] {
-        S = summed(ranks, of_sum);
-        columns = times(activated(S), B.block(all_F, of_K));
+        S = summed(ranks, partial_S);
+        columns = times(activated(S), B.block(all_F, my_K));
         return gathered_columns(ranks, columns);
     });
-    ok =
-        show({{"X_" + number + " A_" + number, of_sum}, {"S, summed", S}, {"Y_" + number, columns}},
-             y_bad == Y) &&
-        ok;
+    ok = show({{"X_" + number + " A_" + number, partial_S},
+               {"S, summed", S},
+               {"Y_" + number, columns}},
+              y_bad == Y) &&
+         ok;
 
-    const Matrix too_early = times(summed(ranks, activated(of_sum)), B);
+    const Matrix too_early = times(summed(ranks, activated(partial_S)), B);
     int64_t wrong = 0;
     for (size_t i = 0; i < Y.values.size(); ++i) wrong += too_early.values[i] != Y.values[i];
     const auto calls = [](const CommunicationCounts& counts) {

@@ -65,8 +65,8 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         return logits_of_next(model, text, shape.config.vocab, tp, multiple);
     };
     if (!tensor.same_seed) what.not_equal = "each rank drops other elements";
-    LayerCommunication of_a_layer;
-    what.watch = {&of_a_layer};
+    LayerCommunication layer_communication;
+    what.watch = {&layer_communication};
     run.start(what);
     while (Step* step = run.next()) train_step(*step, model, optimizer, mesh);
 
@@ -77,8 +77,8 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         if (report.full()) print_layer_formula(shape, tensor, tp.rank());
         print_largest_micro_batch(
             report, largest_micro_batch(shape, tensor, parameters, tp.rank(), memory_limit()));
-        ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
-        if (tensor.tp > 1) of_a_layer.add_to(report);
+        ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
+        if (tensor.tp > 1) layer_communication.add_to(report);
         ok = print_copies(report, parameters, tensor.same_seed) && ok;
         if (report.full()) {
             parallel.shapes().print_table(tokens, tensor.tp);
@@ -86,7 +86,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
         }
         report.throughput(predicted);
         if (draws(options.svg) && tensor.tp > 1)
-            BlockPicture(parallel.shapes(), of_a_layer, tensor, tokens).draw(options.svg);
+            BlockPicture(parallel.shapes(), layer_communication, tensor, tokens).draw(options.svg);
         return ok;
     });
 }

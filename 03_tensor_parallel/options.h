@@ -24,7 +24,7 @@ struct Chapter {
                     "rank draws its own (off)")
             .only_if([&shared] { return shared.dropout > 0; },
                      "there is nothing random without --dropout");
-        options.of_training({"--same-seed"}, Another::told);
+        options.training_options({"--same-seed"}, Another::told);
         options
             .flag("--compare", compare,
                   "Train without and with sequence parallelism and print one table")

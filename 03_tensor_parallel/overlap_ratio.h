@@ -28,9 +28,9 @@ inline void print_overlap_ratio(Report& report, const Communicator& group, int64
     const auto tensor = [&](Shape shape, std::shared_ptr<Allocator> from = nullptr) {
         return Tensor::zeros(std::move(shape), dtype, Memory::workspace, std::move(from));
     };
-    const auto gather_seconds = [&](int64_t of_rows) {
-        const Tensor whole = tensor({of_rows, h}, group.symmetric_memory()),
-                     mine = tensor({of_rows / n, h});
+    const auto gather_seconds = [&](int64_t whole_rows) {
+        const Tensor whole = tensor({whole_rows, h}, group.symmetric_memory()),
+                     mine = tensor({whole_rows / n, h});
         return measure_call(group, [&] { group.all_gather(whole, mine); });
     };
     const Tensor x = tensor({rows, h}), w = tensor({h / n, h}), y = tensor({rows, h / n});

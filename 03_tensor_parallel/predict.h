@@ -109,8 +109,8 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
     const int64_t g = dtype_bytes(shape.grad_dtype);
     const Group kv("kv", split_heads(c, o.tp, rank).copies);
     for (const auto& parameter : parameters) {
-        const bool of_heads = parameter->name.find("_norm.") != parameter->name.npos;
-        if (parameter->shape.size() == 1 && (o.sequence_parallel || of_heads))
+        const bool is_head_norm = parameter->name.find("_norm.") != parameter->name.npos;
+        if (parameter->shape.size() == 1 && (o.sequence_parallel || is_head_norm))
             p.add(tp, Collective::all_reduce, 1, parameter->local_numel() * g);
         if (kv.ranks > 1 && is_key_or_value(parameter->name))
             p.add(kv, Collective::all_reduce, 1, parameter->local_numel() * g);
@@ -147,8 +147,8 @@ inline int64_t largest_micro_batch(StepShape shape, const TensorOptions& options
         add_activations(prediction, local_sizes(shape, options, rank));
         (prediction.memory.total() <= limit ? fits : too_large) = shape.micro_batch;
     }
-    for (const std::string& of_rank : Communicator::world().gather_strings(std::to_string(fits)))
-        fits = std::min<int64_t>(fits, std::stoll(of_rank));
+    for (const std::string& rank_fits : Communicator::world().gather_strings(std::to_string(fits)))
+        fits = std::min<int64_t>(fits, std::stoll(rank_fits));
     const int64_t multiple =
         options.partition_checkpoints ? options.tp / std::gcd(shape.seq, options.tp) : 1;
     return fits - fits % multiple;

@@ -54,8 +54,8 @@ inline bool print_hops() {
     for (const Layout layout : layouts) {
         const SequenceCut cut(layout, ranks, seq);
         const RingWork work(cut);
-        const auto add = [&](size_t line, auto of_rank, const std::string& lasts) {
-            for (size_t r = 0; r < ranks; ++r) lines[line] += fmt::format("{:>5}", of_rank(r));
+        const auto add = [&](size_t line, auto rank_value, const std::string& lasts) {
+            for (size_t r = 0; r < ranks; ++r) lines[line] += fmt::format("{:>5}", rank_value(r));
             lines[line] += fmt::format("{:>7}   ", lasts);
         };
         lines[0] += fmt::format("    {:<26}", layout_names[int(layout)]);
@@ -89,7 +89,8 @@ inline bool print_table() {
             const SequenceCut cut(layout, n, s);
             const RingWork work(cut);
             std::string pairs;
-            for (const double of_rank : work.pairs) pairs += fmt::format("{:>6.0f}", of_rank / 1e3);
+            for (const double rank_pairs : work.pairs)
+                pairs += fmt::format("{:>6.0f}", rank_pairs / 1e3);
             print(fmt::format("  {:>5}   {:<10}   {:>11.4f}   {:>7.4f}{}", n,
                               layout_names[int(layout)], work.efficiency(),
                               efficiency_by_formula(layout, double(n), double(s)), pairs));

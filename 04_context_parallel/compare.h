@@ -55,10 +55,10 @@ inline double mean_of_ranks(const Communicator& ranks, double value) {
 // All ranks call it; rank 0 prints. Returns false if, on any rank, a variant's memory or
 // communication differs from its prediction, or its loss from that of the first variant.
 inline bool compare_variants(
-    const Options& options, int of_each, const StepShape& shape,
+    const Options& options, int cp_size, const StepShape& shape,
     const std::function<void(Step&, Llama&, Updater&, const Mesh&)>& train_step) {
     const Communicator& world = Communicator::world();
-    const Mesh mesh(world, {{"dp", world.size() / of_each}, {"cp", of_each}});
+    const Mesh mesh(world, {{"dp", world.size() / cp_size}, {"cp", cp_size}});
     const Communicator &dp = mesh.group("dp"), &cp = mesh.group("cp");
     const Communicator& all = mesh.group({"dp", "cp"});
     const int64_t A = options.grad_accum, sequences = sequences_of_step(options, dp.size());
@@ -67,7 +67,7 @@ inline bool compare_variants(
     print(
         fmt::format("cp {} x dp {}; {:.3f} M parameters in {}; {} x {} tokens a micro-batch, {} "
                     "a step",
-                    of_each, dp.size(), double(parameter_count(shape.config)) / 1e6,
+                    cp_size, dp.size(), double(parameter_count(shape.config)) / 1e6,
                     dtype_name(shape.model.dtype), options.micro_batch, shape.seq, A));
     print(fmt::format("  {:<28} {:>11} {:>9} {:>20}", "", "at the peak", "", "sent by attention"));
     print(fmt::format("  {:<28} {:>11} {:>9} {:>10} {:>9} {:>7} {:>8}", "", "activations",
@@ -76,7 +76,7 @@ inline bool compare_variants(
     bool ok = true;
     double first_loss = 0, apart = 0;
     std::vector<std::string> left_out;
-    for (const auto& [name, context] : variants_of(of_each, options.document_token >= 0)) {
+    for (const auto& [name, context] : variants_of(cp_size, options.document_token >= 0)) {
         try {
             check_shares(shape.config, context, shape.seq);
             if (options.dropout > 0 && context.layout == Layout::striped)
@@ -102,8 +102,9 @@ inline bool compare_variants(
         DocumentCounts documents(shape, context, parallel);
         double loss = 0;
         const Measured m = measure(loader, slice, sequences, options.steps, [&](Step& step) {
-            step.on_finish = [&](double of_step, double) { loss = of_step; };
-            train_step(step, model, optimizer, mesh, step.first ? &documents : nullptr);
+            step.on_finish = [&](double step_loss, double) { loss = step_loss; };
+            if (step.first) step.watch = {&documents};
+            train_step(step, model, optimizer, mesh);
         });
 
         Prediction predicted = predict(shape, context, parameters, A, all, parallel.ring_rank());

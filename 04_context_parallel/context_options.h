@@ -80,7 +80,7 @@ inline OneOption add_options(OptionList& options, ContextOptions& o, std::string
         .choice("--merge", o.merge, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
                 "The data type in which a ring adds up what attention gives for each block of keys")
         .only_if([&o] { return o.has_ring(); }, "only a ring merges partial outputs");
-    options.of_training({"--merge"}, Another::told);
+    options.training_options({"--merge"}, Another::told);
     return options
         .choice("--ring-backward", o.backward,
                 {{"restarted", RingBackward::restarted},

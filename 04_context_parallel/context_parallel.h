@@ -141,11 +141,11 @@ public:
         if (!batch.whole) return plan_;
         if (!documents_ || documents_->batch() != batch.whole.get()) {
             documents_ = std::make_unique<Documents>(batch.whole, cut_);
-            of_documents_ = std::make_unique<PlanOfBatch>(
+            document_plan_ = std::make_unique<PlanOfBatch>(
                 RingPlan(cut_, options_.bidirectional, documents_.get()),
                 documents_->starts_of(ring_rank_));
         }
-        return *of_documents_;
+        return *document_plan_;
     }
 
 private:
@@ -182,7 +182,7 @@ private:
     SequenceCut cut_;
     PlanOfBatch plan_;  // without documents
     std::unique_ptr<Documents> documents_;
-    std::unique_ptr<PlanOfBatch> of_documents_;
+    std::unique_ptr<PlanOfBatch> document_plan_;
     std::unique_ptr<Stream> stream_;
     RowOrders orders_;
 };

@@ -50,9 +50,9 @@ inline PredictedCommunication::Kind ring_of_layer(const StepShape& shape, const 
     const int64_t tokens = shape.seq / o.ring_degree(),  // of a rank
         forwards = shape.model.recompute == Recompute::full ? 2 : 1;
     PredictedCommunication::Kind ring;
-    const auto add = [&](const RingTraffic& pass, int64_t passes, double of_all_tokens) {
+    const auto add = [&](const RingTraffic& pass, int64_t passes, double all_tokens_bytes) {
         ring.calls += passes * pass.calls;
-        const int64_t sent = passes * int64_t(of_all_tokens) / tokens * pass.tokens;
+        const int64_t sent = passes * int64_t(all_tokens_bytes) / tokens * pass.tokens;
         ring.bytes += sent, ring.sent += double(sent);
     };
     add(traffic_of_keys(plan, rank), forwards + 1, bytes.kv);
@@ -72,14 +72,15 @@ public:
     }
 
     // Puts what was counted in the place of what the ring would send and hold without documents.
-    // `of_run`: the prediction for all steps.
-    void correct(Prediction& of_run) const {
+    // `run_prediction`: the prediction for all steps.
+    void correct(Prediction& run_prediction) const {
         if (ring_.calls == 0 && memory_.backward == 0) return;
-        of_run.communication.groups[ring_group(options_)][size_t(Collective::send_recv)] = ring_;
+        run_prediction.communication.groups[ring_group(options_)][size_t(Collective::send_recv)] =
+            ring_;
         LocalSizes sizes = local_sizes(shape_, options_);
         sizes.attention_besides = {memory_.kept, memory_.forward, memory_.backward};
-        of_run.memory.peak_activations = peak_activation_bytes(sizes);
-        of_run.memory.peak_communication = std::llround(memory_.communication);
+        run_prediction.memory.peak_activations = peak_activation_bytes(sizes);
+        run_prediction.memory.peak_communication = std::llround(memory_.communication);
     }
 
     // The balance of all layouts on this replica's samples: each sequence lasts as long as its
@@ -109,9 +110,9 @@ private:
         for (int64_t b = 0; b < whole.sequences; ++b) {
             const int32_t* starts = whole.document_starts.data() + b * seq;
             const auto add = [&](const std::string& layout, const std::vector<double>& pairs) {
-                const Balance of_sequence = balance_of(pairs);
-                balance_[layout].mean += of_sequence.mean;
-                balance_[layout].most += of_sequence.most;
+                const Balance sequence_balance = balance_of(pairs);
+                balance_[layout].mean += sequence_balance.mean;
+                balance_[layout].most += sequence_balance.most;
             };
             for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
                 if (seq % SequenceCut::multiple(layout, ranks) == 0)

@@ -71,9 +71,9 @@ struct Balance {
 };
 inline Balance balance_of(const std::vector<double>& pairs) {
     Balance balance;
-    for (const double of_rank : pairs)
-        balance.mean += of_rank / double(pairs.size()),
-            balance.most = std::max(balance.most, of_rank);
+    for (const double rank_pairs : pairs)
+        balance.mean += rank_pairs / double(pairs.size()),
+            balance.most = std::max(balance.most, rank_pairs);
     return balance;
 }
 

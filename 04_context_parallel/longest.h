@@ -113,9 +113,9 @@ inline std::string what_needs_less(const StepShape& shape, const ContextOptions&
     // Ranks that share a sequence, twice as many, or 4 times, ... 0: not even most_ranks.
     const auto more_ranks = [&](const StepShape& changed) -> int {
         for (int cp = 2 * o.cp; cp <= most_ranks; cp *= 2)
-            if (const auto of_more = with_ranks(shape, o, cp);
-                of_more && shape.seq % sequence_multiple(*of_more) == 0 &&
-                fits(changed, *of_more, limit))
+            if (const auto with_more = with_ranks(shape, o, cp);
+                with_more && shape.seq % sequence_multiple(*with_more) == 0 &&
+                fits(changed, *with_more, limit))
                 return cp;
         return 0;
     };

@@ -64,13 +64,13 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
     what.label = "context", what.technique = describe(context, dp.size());
     what.layout = {{"cp", context.cp}, {"dp", dp.size()}};
     what.bounds = bounds_of(context, options.dtype);
-    what.of_loss = &cp;
+    what.loss_group = &cp;
     what.next_token = [&](const HostBatch& text) {
         return logits_of_next(model, text, shape.config.vocab, parallel);
     };
     DocumentCounts documents(shape, context, parallel);
-    LayerCommunication of_a_layer;
-    what.watch = {&documents, &of_a_layer};
+    LayerCommunication layer_communication;
+    what.watch = {&documents, &layer_communication};
     run.start(what);
     while (Step* step = run.next()) train_step(*step, model, optimizer, mesh);
 
@@ -81,8 +81,8 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
         documents.correct(predicted);
         bool ok = report.memory(predicted);
         report_longest(report, shape, context, memory_limit());
-        ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
-        if (context.cp > 1) of_a_layer.add_to(report);
+        ok = report.communication_of_run(predicted, options.steps, run.validation_communication()) && ok;
+        if (context.cp > 1) layer_communication.add_to(report);
         report_other_ranks(report, predicted, options.steps);
         documents.print_balance(report);
         if (report.full() && parallel.has_ring())

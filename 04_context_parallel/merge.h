@@ -50,15 +50,15 @@ inline ops::AttentionMask mask_of(const Block& block, const Tensor& document_sta
 // those of some queries of sequence b, (1, H, queries): a copy, as they are not contiguous in x.
 inline Tensor rows_of(const Tensor& x, int64_t b, Range queries, RowOrders& orders) {
     const int64_t H = x.size(1), T = x.size(2);
-    const Tensor of_b = x.slice(b, b + 1);
-    if (queries.size() == T) return of_b;
+    const Tensor sequence_rows = x.slice(b, b + 1);
+    if (queries.size() == T) return sequence_rows;
     check(T % queries.size() == 0 && queries.begin % queries.size() == 0, "queries of a chunk");
     // Read as rows of one chunk.
     const Tensor& order = orders.made({4, H, T, queries.begin}, [&](std::vector<int32_t>& rows) {
         for (int64_t h = 0; h < H; ++h)
             rows.push_back(int32_t((h * T + queries.begin) / queries.size()));
     });
-    return reordered(of_b, order, {1, H, queries.size()}, Memory::workspace);
+    return reordered(sequence_rows, order, {1, H, queries.size()}, Memory::workspace);
 }
 
 // x in this dtype; itself, if it has that.

@@ -118,9 +118,10 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
     const AttentionBytes bytes(shape, o);
     const int64_t layers = A * shape.config.layers,
                   forwards = shape.model.recompute == Recompute::full ? 2 : 1;
-    PredictedCommunication of_layer;
-    const auto add = [&](const Group& group, Collective kind, int64_t calls, double of_each) {
-        of_layer.add(group, kind, calls, whole_bytes(double(calls) * of_each));
+    PredictedCommunication layer_communication;
+    const auto add = [&](const Group& group, Collective kind, int64_t calls,
+                         double bytes_per_call) {
+        layer_communication.add(group, kind, calls, whole_bytes(double(calls) * bytes_per_call));
     };
     if (o.variant == Variant::all_gather) {
         const Group cp("cp", o.cp);
@@ -130,7 +131,7 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
     if (const int64_t n = o.ring_degree(); n > 1 && o.has_ring()) {
         const Group ring(ring_group(o), n);
         if (o.bidirectional) {
-            add_bidirectional(of_layer, ring, rank, forwards, bytes);
+            add_bidirectional(layer_communication, ring, rank, forwards, bytes);
         } else {
             const int64_t backward = o.backward == RingBackward::kept ? n - 2 : n - 1;
             add(ring, Collective::send_recv, forwards * (n - 1) + backward, bytes.kv);
@@ -143,7 +144,7 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
         add(inside, Collective::all_to_all, 2 * (forwards + 1), bytes.q);       // q, o
         add(inside, Collective::all_to_all, 2 * (forwards + 1), bytes.kv / 2);  // k, v
     }
-    prediction.communication += of_layer.times(layers);
+    prediction.communication += layer_communication.times(layers);
 }
 
 // The sizes that a rank computes with, without what attention holds besides.

@@ -70,9 +70,9 @@ public:
     int64_t tokens(size_t kv_chunk) const { return kv_chunks_[kv_chunk].keys.size(); }
     Range keys(size_t kv_chunk) const { return kv_chunks_[kv_chunk].keys; }
     // Keys of its owner that a KV chunk has, counted from the KV chunk's first one.
-    Range in_kv_chunk(size_t kv_chunk, Range of_owner) const {
+    Range in_kv_chunk(size_t kv_chunk, Range owner_keys) const {
         const int64_t first = keys(kv_chunk).begin;
-        return {of_owner.begin - first, of_owner.end - first};
+        return {owner_keys.begin - first, owner_keys.end - first};
     }
     // The last hop at which any rank holds a KV chunk that has travelled.
     int last_hop() const {

@@ -40,11 +40,11 @@ struct RingWork {
         : pairs(size_t(cut.ranks()), 0.0) {
         const int64_t n = cut.ranks();
         for (int64_t hop = 0; hop < n; ++hop) {
-            std::vector<double>& of_hop = hops.emplace_back();
+            std::vector<double>& hop_pairs = hops.emplace_back();
             for (int64_t rank = 0; rank < n; ++rank) {
                 const int64_t owner = (rank - hop + n) % n;
-                of_hop.push_back(double(cut.pairs(rank, owner, document_starts)));
-                pairs[size_t(rank)] += of_hop.back();
+                hop_pairs.push_back(double(cut.pairs(rank, owner, document_starts)));
+                pairs[size_t(rank)] += hop_pairs.back();
             }
             lasts += most(hop);
         }

@@ -149,12 +149,12 @@ inline void print_inputs(Report& report, StepShape shape, const ContextOptions& 
 
 // The report shows what rank 0 sends. Bidirectional or with documents other ranks of a ring send
 // more or less; then this adds the mean and the most. All ranks call it.
-inline void report_other_ranks(Report& report, const Prediction& of_run, int64_t steps) {
+inline void report_other_ranks(Report& report, const Prediction& run_prediction, int64_t steps) {
     const Communicator& world = Communicator::world();
-    const double mine = of_run.communication.of(Collective::send_recv).sent / double(steps);
+    const double mine = run_prediction.communication.of(Collective::send_recv).sent / double(steps);
     std::vector<double> sent;  // by each rank
-    for (const std::string& of_rank : world.gather_strings(bytes_of<double>({mine})))
-        sent.push_back(from_bytes<double>(of_rank)[0]);
+    for (const std::string& rank_sent : world.gather_strings(bytes_of<double>({mine})))
+        sent.push_back(from_bytes<double>(rank_sent)[0]);
     const double mean = std::reduce(sent.begin(), sent.end()) / world.size(),
                  most = std::ranges::max(sent);
     if (most - mean < 1) return;
@@ -163,8 +163,8 @@ inline void report_other_ranks(Report& report, const Prediction& of_run, int64_t
                     "most.",
                     format_bytes(mean), format_bytes(most)));
     std::string by_rank;
-    for (const double of_rank : sent)
-        by_rank += (by_rank.empty() ? "" : ", ") + format_bytes(of_rank);
+    for (const double rank_sent : sent)
+        by_rank += (by_rank.empty() ? "" : ", ") + format_bytes(rank_sent);
     if (world.size() <= 8) print("  By rank: " + by_rank);
     report.value("send_recv_sent", "mean", mean);
     report.value("send_recv_sent", "most", most);

@@ -22,14 +22,14 @@ namespace ultrascale::pipeline {
 // When a timeline begins: 0 if it was simulated; what a clock said if it was measured.
 inline double first_begin(const Simulation& timeline) {
     double first = std::numeric_limits<double>::infinity();
-    for (const auto& of_rank : timeline.ranks)
-        if (!of_rank.empty()) first = std::min(first, of_rank.front().begin);
+    for (const auto& rank_actions : timeline.ranks)
+        if (!rank_actions.empty()) first = std::min(first, rank_actions.front().begin);
     return std::isfinite(first) ? first : 0;
 }
 inline double last_end(const Simulation& timeline) {
     double last = 0;
-    for (const auto& of_rank : timeline.ranks)
-        for (const TimedAction& timed : of_rank) last = std::max(last, timed.end);
+    for (const auto& rank_actions : timeline.ranks)
+        for (const TimedAction& timed : rank_actions) last = std::max(last, timed.end);
     return last;
 }
 

@@ -64,7 +64,7 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
     ForwardOnly forward_only(pp, schedule, pipeline.own, shape);
     run.start({.updater = &optimizer,
                .forward = [&](Context& context) { forward_only.loss(context); },
-               .of_loss = &pp,
+               .loss_group = &pp,
                .next_token = [&](const HostBatch& text) { return forward_only.next_token(text); },
                .label = "pipe",
                .technique = describe(schedule, stages) +
@@ -80,7 +80,9 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
         const Prediction predicted = predict_run(pipeline, options.steps, chapter.post_validation);
         bool ok = report.memory(predicted);
         if (report.full()) print_in_flight(report, pipeline);
-        ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
+        ok =
+            report.communication_of_run(predicted, options.steps, run.validation_communication()) &&
+            ok;
         if (validation) print_repeated(report, validation->repeated(), options.steps);
         print_messages(report, pipeline);
         const bool has_first = options.steps <= int64_t(Executor::kept_steps);

@@ -89,11 +89,11 @@ inline MemoryWalk walk_memory(const Schedule& schedule, const MessagePlan& plan,
 // The same for stages whose micro-batches are all alike. `stages`: all of the model's.
 inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
                               const MessagePlan& plan, const std::vector<Stage>& stages, int rank) {
-    std::vector<StageActivations> of_chunk;
+    std::vector<StageActivations> chunk_activations;
     for (const Chunk& chunk : schedule.chunks[size_t(rank)])
-        of_chunk.push_back(stage_activations(shape, stages[size_t(chunk.stage)]));
+        chunk_activations.push_back(stage_activations(shape, stages[size_t(chunk.stage)]));
     return walk_memory(schedule, plan, rank, [&](const Action& action) -> const StageActivations& {
-        return of_chunk[size_t(action.chunk)];
+        return chunk_activations[size_t(action.chunk)];
     });
 }
 

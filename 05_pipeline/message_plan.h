@@ -121,9 +121,9 @@ private:
     void run() {
         Costs nominal{.stages = std::vector<StageCost>(size_t(schedule_.stages), {1, 1, 1})};
         nominal.apart = true;  // as the executor runs them
-        for (const auto& of_rank : simulate(schedule_, nominal).ranks) {
+        for (const auto& rank_actions : simulate(schedule_, nominal).ranks) {
             std::vector<double>&begins = begin_.emplace_back(), &ends = end_.emplace_back();
-            for (const TimedAction& timed : of_rank)
+            for (const TimedAction& timed : rank_actions)
                 begins.push_back(timed.begin), ends.push_back(timed.end);
         }
     }
@@ -148,10 +148,10 @@ private:
             releases_.emplace_back(actions.size() + 1);
         }
         // Of each pair of ranks, in the sender's order.
-        std::map<std::pair<int, int>, std::vector<int>> of_link;
+        std::map<std::pair<int, int>, std::vector<int>> by_link;
         for (int m = 0; m < int(messages_.size()); ++m)
-            of_link[{messages_[size_t(m)].from, messages_[size_t(m)].to}].push_back(m);
-        for (auto& [link, sent] : of_link) {
+            by_link[{messages_[size_t(m)].from, messages_[size_t(m)].to}].push_back(m);
+        for (auto& [link, sent] : by_link) {
             std::ranges::sort(sent, {}, [&](int m) { return messages_[size_t(m)].made_by; });
             const auto [from, to] = link;
             if (from == to) continue;

@@ -155,14 +155,15 @@ private:
 
 // What a rank sends and receives in a step, each message of so many bytes; `provisional`: only by
 // the actions that post-validation may repeat.
-inline void add_messages(PredictedCommunication& of_step, const MessagePlan& plan, int rank,
-                         int64_t bytes, bool provisional = false) {
+inline void add_messages(PredictedCommunication& step_communication, const MessagePlan& plan,
+                         int rank, int64_t bytes, bool provisional = false) {
     for (const Message& m : plan.messages()) {
         if (m.local() || (m.from != rank && m.to != rank)) continue;
         if (provisional && !plan.provisional(m)) continue;
         const bool sends = m.from == rank;
-        of_step.add(Group(m.from < m.to ? "down" : "up", 2), Collective::send_recv,
-                    {.calls = 1, .bytes = sends ? bytes : 0, .sent = sends ? double(bytes) : 0});
+        step_communication.add(
+            Group(m.from < m.to ? "down" : "up", 2), Collective::send_recv,
+            {.calls = 1, .bytes = sends ? bytes : 0, .sent = sends ? double(bytes) : 0});
     }
 }
 

@@ -24,8 +24,8 @@ public:
         for (const Simulation* timeline : {&simulated, &measured})
             if (!timeline->ranks.empty())
                 until_ = std::max(until_, last_end(*timeline) - first_begin(*timeline));
-        for (const auto& of_rank : schedule.chunks)
-            chunks_ = std::max(chunks_, int(of_rank.size()));
+        for (const auto& rank_chunks : schedule.chunks)
+            chunks_ = std::max(chunks_, int(rank_chunks.size()));
     }
 
     Svg draw() const {
@@ -74,8 +74,8 @@ private:
             x = box.right() + 6 + text_width(words, 13) + 18;
         };
         bool used[256] = {};
-        for (const auto& of_rank : schedule_.actions)
-            for (const Action& action : of_rank) used[size_t(action.kind)] = true;
+        for (const auto& rank_actions : schedule_.actions)
+            for (const Action& action : rank_actions) used[size_t(action.kind)] = true;
         sample(ActionKind::forward, "forward");
         if (used['D']) sample(ActionKind::backward, "backward");
         if (used['B']) sample(ActionKind::backward_input, "backward of inputs");

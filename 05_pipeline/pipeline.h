@@ -29,10 +29,10 @@ inline void check_can_run(const StepShape& shape, const Schedule& schedule) {
 struct Pipeline {
     // All ranks call it. Parameters are described but have no storage yet. `stages`: all of the
     // model's.
-    Pipeline(const StepShape& shape, const Schedule& of_all, const std::vector<Stage>& stages,
-             const Pretend& pretend, bool post_validation = false)
+    Pipeline(const StepShape& shape, const Schedule& whole_schedule,
+             const std::vector<Stage>& stages, const Pretend& pretend, bool post_validation = false)
         : shape(shape),
-          schedule(of_all),
+          schedule(whole_schedule),
           cut(stages),
           mesh(Communicator::world(),
                {{"pp", schedule.ranks()}, {"dp", Communicator::world().size() / schedule.ranks()}}),
@@ -54,15 +54,15 @@ struct Pipeline {
     }
     // Of a step: without the norm and the loss, or with them as train_step() sums them.
     Prediction prediction_without_norm() const {
-        Prediction of_step =
+        Prediction step_prediction =
             predict(shape, schedule, plan, cut, own.parameters(), pp().rank(), dp().size());
-        of_step.memory.peak_communication += messages.mailboxes();
-        return of_step;
+        step_prediction.memory.peak_communication += messages.mailboxes();
+        return step_prediction;
     }
     Prediction prediction() const {
-        Prediction of_step = prediction_without_norm();
-        add_norm_and_loss(of_step.communication, pp().size(), dp().size());
-        return of_step;
+        Prediction step_prediction = prediction_without_norm();
+        add_norm_and_loss(step_prediction.communication, pp().size(), dp().size());
+        return step_prediction;
     }
 
     const StepShape shape;

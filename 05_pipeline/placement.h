@@ -42,8 +42,9 @@ inline Placement both_directions(int ranks) {
 // A schedule without actions yet.
 inline Schedule empty_schedule(std::string name, int micro_batches, Placement placement) {
     int stages = 0;
-    for (const auto& of_rank : placement)
-        for (const Chunk& chunk : of_rank) stages = chunk.stage < stages ? stages : chunk.stage + 1;
+    for (const auto& rank_chunks : placement)
+        for (const Chunk& chunk : rank_chunks)
+            stages = chunk.stage < stages ? stages : chunk.stage + 1;
     Schedule schedule{.name = std::move(name),
                       .micro_batches = micro_batches,
                       .stages = stages,

@@ -89,26 +89,28 @@ public:
     // The prediction for a run with post-validation: the copies are kept for all of it, and the
     // first forwards' messages are sent once more in `repeated` of its steps.
     static Prediction predict_run(const Pipeline& pipeline, int64_t steps, int64_t repeated) {
-        Prediction of_step = pipeline.prediction_without_norm();
+        Prediction step_prediction = pipeline.prediction_without_norm();
         const int rank = pipeline.pp().rank(), p = pipeline.pp().size();
         const Group dp = pipeline.dp();
         const int64_t each =
             dtype_bytes(pipeline.shape.model.dtype) + optimizer_bytes(pipeline.shape.model.dtype);
-        of_step.memory.optimizer += each * pipeline.own.parameters().local_numel();
-        of_step.memory.host += bytes_of_parts(p);
+        step_prediction.memory.optimizer += each * pipeline.own.parameters().local_numel();
+        step_prediction.memory.host += bytes_of_parts(p);
         if (pipeline.messages.mailboxes() > 0)  // there are some for the parts, too
-            of_step.memory.peak_communication += 2 * (p - 1) * bytes_of_parts(p);
+            step_prediction.memory.peak_communication += 2 * (p - 1) * bytes_of_parts(p);
         const auto add = [&](const char* name, int64_t sent) {
-            of_step.communication.add({name, p}, Collective::send_recv, {1, sent, double(sent)});
+            step_prediction.communication.add({name, p}, Collective::send_recv,
+                                              {1, sent, double(sent)});
         };
         if (rank > 0) add("norm down", 0), add("norm up", bytes_of_parts(p));
         if (rank < p - 1) add("norm down", bytes_of_parts(rank + 1)), add("norm up", 0);
-        if (dp.ranks > 1) of_step.communication.add(dp, Collective::all_reduce, 1, 8);  // the loss
+        if (dp.ranks > 1)
+            step_prediction.communication.add(dp, Collective::all_reduce, 1, 8);  // the loss
         PredictedCommunication again;
         add_messages(again, pipeline.plan, rank, std::llround(message_bytes(pipeline.shape)), true);
-        Prediction of_run = of_step.times(steps);
-        of_run.communication += again.times(repeated);
-        return of_run;
+        Prediction run_prediction = step_prediction.times(steps);
+        run_prediction.communication += again.times(repeated);
+        return run_prediction;
     }
 
 private:

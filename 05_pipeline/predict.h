@@ -35,9 +35,9 @@ inline Prediction predict(const StepShape& shape, const Schedule& schedule, cons
 }
 
 // The sums that end a step which waits for its norm: of the norm, and of the loss.
-inline void add_norm_and_loss(PredictedCommunication& of_step, int pp, int dp) {
-    if (pp > 1) of_step.add({"pp", pp}, Collective::all_reduce, 1, 8);
-    if (pp * dp > 1) of_step.add({"world", pp * dp}, Collective::all_reduce, 1, 8);
+inline void add_norm_and_loss(PredictedCommunication& step_communication, int pp, int dp) {
+    if (pp > 1) step_communication.add({"pp", pp}, Collective::all_reduce, 1, 8);
+    if (pp * dp > 1) step_communication.add({"world", pp * dp}, Collective::all_reduce, 1, 8);
 }
 
 }  // namespace ultrascale::pipeline

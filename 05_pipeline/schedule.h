@@ -69,7 +69,7 @@ struct Schedule {
     int ranks() const { return int(chunks.size()); }
     int copies() const {
         size_t held = 0;
-        for (const auto& of_rank : chunks) held += of_rank.size();
+        for (const auto& rank_chunks : chunks) held += rank_chunks.size();
         return int(held) / stages;
     }
     // The first copy takes the first half of the micro-batches.

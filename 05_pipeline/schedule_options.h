@@ -11,7 +11,7 @@ inline OneOption add_options(OptionList& options, std::string& schedule, Schedul
                              std::string& split) {
     std::string names;
     for (const std::string& name : schedule_names()) names += name + ", ";
-    const OneOption of_schedule =
+    const OneOption schedule_option =
         options
             .add("--schedule", schedule,
                  "Who does what when: " + names +
@@ -33,7 +33,7 @@ inline OneOption add_options(OptionList& options, std::string& schedule, Schedul
              "How many layers each stage has: auto, so that stages cost the same, or numbers "
              "like 6,5,5")
         .show_default();
-    return of_schedule;
+    return schedule_option;
 }
 
 }  // namespace ultrascale::pipeline

@@ -37,13 +37,13 @@ struct Costs {
     bool apart = false;  // runs them one after the other
 
     // The model's F, B and W, a rank's share, spread over all stages of a schedule evenly.
-    static Costs even(const Schedule& schedule, const StageCost& of_rank, double hop = 0) {
+    static Costs even(const Schedule& schedule, const StageCost& rank_cost, double hop = 0) {
         const double share = double(schedule.ranks()) / schedule.stages;
-        return {
-            .stages = std::vector<StageCost>(
-                size_t(schedule.stages), {of_rank.forward * share, of_rank.backward_input * share,
-                                          of_rank.backward_weight * share}),
-            .hop = hop};
+        return {.stages = std::vector<StageCost>(
+                    size_t(schedule.stages),
+                    {rank_cost.forward * share, rank_cost.backward_input * share,
+                     rank_cost.backward_weight * share}),
+                .hop = hop};
     }
 };
 

@@ -70,7 +70,7 @@ inline std::vector<int64_t> cut_by_cost(const StepShape& shape, int stages) {
     const int64_t L = shape.config.layers;
     const double layer = total(layer_cost(shape)), head = total(head_cost(shape));
     // The lowest sum of squares, or the lowest maximum, of costs of at most `limit`.
-    const auto best_cut = [&](double limit, bool of_squares) {
+    const auto best_cut = [&](double limit, bool squared) {
         std::vector<std::vector<double>> best(
             size_t(stages) + 1,
             std::vector<double>(size_t(L) + 1, std::numeric_limits<double>::infinity()));
@@ -81,7 +81,7 @@ inline std::vector<int64_t> cut_by_cost(const StepShape& shape, int stages) {
                 for (int64_t n = 1; n <= l; ++n) {
                     const double cost = double(n) * layer + (s == stages ? head : 0),
                                  before = best[size_t(s) - 1][size_t(l - n)];
-                    const double with = of_squares ? before + cost * cost : std::max(before, cost);
+                    const double with = squared ? before + cost * cost : std::max(before, cost);
                     if (cost > limit || !(with < best[size_t(s)][size_t(l)])) continue;
                     best[size_t(s)][size_t(l)] = with, own[size_t(s)][size_t(l)] = n;
                 }

@@ -49,11 +49,11 @@ public:
             for (const Timestamp& t : times[s].ends) mine.push_back(t.seconds() + later);
             mine.push_back(times[s].updated.seconds() + later);
         }
-        std::vector<std::vector<double>> of_ranks;
-        for (const std::string& of_rank : pp.gather_strings(bytes_of(mine)))
-            of_ranks.push_back(from_bytes<double>(of_rank));
+        std::vector<std::vector<double>> times_by_rank;
+        for (const std::string& rank_times : pp.gather_strings(bytes_of(mine)))
+            times_by_rank.push_back(from_bytes<double>(rank_times));
         const size_t steps = mine.size() / (2 * schedule.actions[size_t(pp.rank())].size() + 1);
-        for (size_t s = 0; s < steps; ++s) steps_.push_back(step(of_ranks, s));
+        for (size_t s = 0; s < steps; ++s) steps_.push_back(step(times_by_rank, s));
         if (!no_barrier) return;
         for (size_t s = 0; s + 1 < steps; ++s)
             last_until(steps_[s], first_begin(steps_[s + 1]) - first_begin(steps_[s]));
@@ -76,8 +76,8 @@ public:
         std::vector<double> hops;
         for (const Simulation& step : steps_) {
             std::map<std::tuple<int, int, bool>, double> ready;  // micro-batch, stage, backward
-            for (const auto& of_rank : step.ranks)
-                for (const TimedAction& t : of_rank) {
+            for (const auto& rank_actions : step.ranks)
+                for (const TimedAction& t : rank_actions) {
                     seconds[{stage_of(t), t.action.kind}].push_back(t.end - t.begin);
                     if (t.action.kind != ActionKind::backward_weight)
                         ready[{t.action.micro_batch, stage_of(t), sends_back(t.action.kind)}] =
@@ -105,12 +105,12 @@ private:
         return schedule_.chunks[size_t(t.rank)][size_t(t.action.chunk)].stage;
     }
     // Step s, from what the ranks sent each other.
-    Simulation step(const std::vector<std::vector<double>>& of_ranks, size_t s) {
+    Simulation step(const std::vector<std::vector<double>>& times_by_rank, size_t s) {
         Simulation result;
         std::vector<double> updated;
-        for (size_t r = 0; r < of_ranks.size(); ++r) {
+        for (size_t r = 0; r < times_by_rank.size(); ++r) {
             const auto& actions = schedule_.actions[r];
-            const double* const begins = of_ranks[r].data() + s * (2 * actions.size() + 1);
+            const double* const begins = times_by_rank[r].data() + s * (2 * actions.size() + 1);
             const double* const ends = begins + actions.size();
             std::vector<TimedAction>& ran = result.ranks.emplace_back();
             for (size_t i = 0; i < actions.size(); ++i)
@@ -138,13 +138,13 @@ private:
     void add_hops(const Simulation& step, std::map<std::tuple<int, int, bool>, double>& ready,
                   std::vector<double>& hops) const {
         const Dependencies needs(schedule_);
-        for (const auto& of_rank : step.ranks)
-            for (size_t i = 0; i < of_rank.size(); ++i) {
-                const auto input = needs.input(of_rank[i].rank, of_rank[i].action);
-                if (!input || input->rank == of_rank[i].rank) continue;
+        for (const auto& rank_actions : step.ranks)
+            for (size_t i = 0; i < rank_actions.size(); ++i) {
+                const auto input = needs.input(rank_actions[i].rank, rank_actions[i].action);
+                if (!input || input->rank == rank_actions[i].rank) continue;
                 const double sent = ready.at({input->micro_batch, input->stage, input->backward}),
-                             free = i > 0 ? of_rank[i - 1].end : 0;
-                if (free < sent) hops.push_back(of_rank[i].begin - sent);
+                             free = i > 0 ? rank_actions[i - 1].end : 0;
+                if (free < sent) hops.push_back(rank_actions[i].begin - sent);
             }
     }
 

@@ -93,7 +93,7 @@ private:
     // Every six slots the same; each W in the first free slot after its B.
     void repeat_block(int rank) {
         Line& line = lines_[size_t(rank)];
-        for (std::vector<int>& of_part : line.at) of_part.resize(size_t(micro_batches_));
+        for (std::vector<int>& part_slots : line.at) part_slots.resize(size_t(micro_batches_));
         std::vector<Slot> backwards;
         for (int part = forward_a; part <= backward_a; ++part)
             for (int m = 0; m < micro_batches_; ++m) {
@@ -187,7 +187,7 @@ private:
             slot.at = lines_[size_t(slot.rank)].at[slot.part][size_t(slot.micro_batch)];
             backwards[size_t(slot.rank)].push_back(slot);
         }
-        for (const std::vector<Slot>& of_rank : backwards) fill_after(of_rank);
+        for (const std::vector<Slot>& rank_slots : backwards) fill_after(rank_slots);
     }
 
     int ranks_, micro_batches_;

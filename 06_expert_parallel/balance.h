@@ -104,7 +104,7 @@ public:
     bool sums_counts() const { return shared_.count() > 1 && options_.has_loss() && !global(); }
 
     void begin_step() {
-        of_step_.clear();
+        by_micro_batch_.clear();
         step_ = zeros(layers_);
         z_ = Tensor::zeros({1}, DType::fp64, Memory::workspace);
     }
@@ -134,7 +134,7 @@ public:
         if (count_only_) return;
         if (keeps_logits()) ops::z_loss(z_, logits);
         if (sums_counts()) shared_.ranks->all_reduce(s.counts);
-        OfMicroBatch& here = of_step_[context.micro_batch];
+        OfMicroBatch& here = by_micro_batch_[context.micro_batch];
         if (options_.aux == Aux::hf) {
             if (here.layers.empty()) here.all_layers = zeros(1);
             ops::add(here.all_layers, s.counts);
@@ -148,7 +148,7 @@ public:
     Tensor score_gradient(int64_t layer, int micro_batch, const Tensor& scores) const {
         if (!options_.has_loss()) return {};
         const int64_t l = index(layer);
-        const Statistics& s = of_step_.at(micro_batch).layers.at(l);
+        const Statistics& s = by_micro_batch_.at(micro_batch).layers.at(l);
         const Tensor counts = counts_for(l, s);
         const Tensor factors = Tensor::empty(counts.shape(), DType::fp32, Memory::workspace);
         // The mean count is subtracted: it has no gradient, as probabilities add up to 1. So equal
@@ -174,15 +174,15 @@ public:
     StepLoads end_step(const Communicator& ranks) {
         const int64_t E = config_.experts.count;
         double aux = 0, tokens = 1;  // of a micro-batch
-        for (const auto& [micro_batch, of_all] : of_step_)
-            for (const auto& [l, s] : of_all.layers) {
+        for (const auto& [micro_batch, statistics] : by_micro_batch_)
+            for (const auto& [l, s] : statistics.layers) {
                 const std::vector<float> n = counts_for(l, s).to_host<float>(),
                                          p = s.sums.to_host<float>();
                 for (size_t i = 0; i < p.size(); ++i)
                     aux += factor(s) * double(n[i % n.size()]) * double(p[i]);
                 tokens = double(s.tokens);
             }
-        of_step_.clear();
+        by_micro_batch_.clear();
         std::vector<double> all;
         for (float n : step_.to_host<float>()) all.push_back(double(n));
         all.push_back(aux);
@@ -253,9 +253,9 @@ private:
     double micro_batches_, accumulated_;
     int64_t layers_;
     bool count_only_ = false;
-    std::map<int, OfMicroBatch> of_step_;  // by micro-batch; the step's end adds up their losses
-    std::vector<Tensor> biases_;           // empty: a router without one, or of another rank
-    Tensor step_, z_;                      // the step's counts (layers, E); sum of the z-loss
+    std::map<int, OfMicroBatch> by_micro_batch_;  // the step's end adds up their losses
+    std::vector<Tensor> biases_;                  // empty: a router without one, or of another rank
+    Tensor step_, z_;  // the step's counts (layers, E); sum of the z-loss
     Tensor global_, global_of_all_layers_;
 };
 

@@ -47,7 +47,7 @@ public:
             for (size_t at = 0; world.rank() == 0 && at < rank.size(); at += token_bytes) {
                 PlainChoices::Key key;
                 std::memcpy(key.data(), &rank[at], key_bytes);
-                plain_.of_run[key] =
+                plain_.run_choices[key] =
                     from_bytes<int32_t>(rank.substr(at + key_bytes, token_bytes - key_bytes));
             }
         // Between hosts, so that the report's counts of communication stay the run's.

@@ -52,7 +52,7 @@ inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
             double loss = 0;
             ExpertRun seen(shape, o, experts);
             const auto run = [&](Step& step) {
-                step.on_finish = [&](double of_step, double) { loss = of_step; };
+                step.on_finish = [&](double step_loss, double) { loss = step_loss; };
                 train_step(step, model, optimizer, mesh, experts, seen);
             };
             // At learning rate 0 all steps route alike: each sends as much as the first.

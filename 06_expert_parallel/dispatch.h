@@ -44,13 +44,13 @@ public:
         if (ep_.size() == 1) return;
         Chunk& chunk = at(c);
         chunk.work = there(chunk.in.rows, rows_, chunk);
-        if (weights_) chunk.of_weights = there(chunk.in.weights, weights_, chunk);
+        if (weights_) chunk.weights_work = there(chunk.in.weights, weights_, chunk);
     }
     ExpertRows finish_dispatch(int64_t c) override {
         Chunk& chunk = at(c);
         if (ep_.size() == 1)
             return {std::exchange(rows_, {}), chunk.counts, std::exchange(weights_, {})};
-        chunk.work.wait(), chunk.of_weights.wait();
+        chunk.work.wait(), chunk.weights_work.wait();
         if (chunks() == 1) rows_ = {};  // else each slice takes the rows that come back
         if (c + 1 == chunks()) weights_ = {};
         ExpertRows in{.counts = chunk.counts};
@@ -64,9 +64,9 @@ public:
             rows_ = std::move(rows.rows), dweights_ = std::move(rows.weights);
             return;
         }
-        if (c > 0) at(c - 1).work.wait(), at(c - 1).of_weights.wait();
+        if (c > 0) at(c - 1).work.wait(), at(c - 1).weights_work.wait();
         Chunk& chunk = at(c);
-        if (rows.weights) chunk.of_weights = back(dweights_, std::move(rows.weights), chunk);
+        if (rows.weights) chunk.weights_work = back(dweights_, std::move(rows.weights), chunk);
         chunk.work = back(rows_, std::move(rows.rows), chunk);
     }
     void finish_combine(Tensor y, const Tensor& residual) override {
@@ -82,7 +82,7 @@ public:
             ops::scatter_rows(of(rows_, chunk.rows), of(dy, chunk), of(place_, chunk));
     }
     void end_backward_of_weights(Tensor dweights) override {
-        chunks_.back().of_weights.wait();
+        chunks_.back().weights_work.wait();
         for (const Chunk& chunk : chunks_)
             ops::sum_rows(column(of(dweights, chunk)), of(dweights_, chunk.rows),
                           column(of(place_, chunk)));
@@ -101,7 +101,7 @@ protected:
         Tensor counts;                                  // (G) int32
         std::shared_ptr<const RowsByExpert> by_expert;  // with ep > 1
         ExpertRows in;                                  // on its way
-        Work work, of_weights;
+        Work work, weights_work;
     };
     // Cuts N tokens; each chunk gets as many rows as `rows_of` says.
     void cut(int64_t N, const std::function<int64_t(int64_t tokens)>& rows_of) {
@@ -186,7 +186,7 @@ public:
         cut(x.rows(), [k](int64_t tokens) { return tokens * k; });
         const Tensor counts =
             Tensor::empty({chunks() * ranks, here}, DType::int32, Memory::workspace);
-        const auto of_chunk = [&](const Tensor& all, int64_t c) {
+        const auto chunk_counts = [&](const Tensor& all, int64_t c) {
             return all.slice(c * ranks, (c + 1) * ranks);
         };
         place_ = activation(routed.experts.shape(), DType::int32);
@@ -194,7 +194,7 @@ public:
         for (int64_t c = 0; c < chunks(); ++c) {
             Chunk& chunk = at(c);
             const Tensor order = activation({chunk.rows.size()}, DType::int32);
-            chunk.counts = of_chunk(counts, c).view({experts_});
+            chunk.counts = chunk_counts(counts, c).view({experts_});
             ops::sort_by_expert(chunk.counts, order, of(place_, chunk), of(routed.experts, chunk));
             set_rows(chunk, x, routed);
         }
@@ -215,14 +215,14 @@ private:
         }
         const std::vector<int32_t> mine = read_counts(counts), theirs = read_counts(in);
         for (int64_t c = 0; c < chunks(); ++c) {
-            const auto of_chunk = [&](const std::vector<int32_t>& all) {
+            const auto chunk_counts = [&](const std::vector<int32_t>& all) {
                 const auto first = all.begin() + c * experts_;
                 return std::vector<int32_t>(first, first + experts_);
             };
             Chunk& chunk = at(c);
-            chunk.split_sizes = {rows_by_rank(of_chunk(mine), ranks),
-                                 rows_by_rank(of_chunk(theirs), ranks)};
-            chunk.by_expert = std::make_shared<RowsByExpert>(of_chunk(theirs), ranks, here);
+            chunk.split_sizes = {rows_by_rank(chunk_counts(mine), ranks),
+                                 rows_by_rank(chunk_counts(theirs), ranks)};
+            chunk.by_expert = std::make_shared<RowsByExpert>(chunk_counts(theirs), ranks, here);
             chunk.counts = chunk.by_expert->counts();
         }
         // exercise 06.5 end

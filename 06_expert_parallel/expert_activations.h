@@ -44,7 +44,7 @@ public:
         row_ = double(shape.config.hidden) * e, features_ = double(config.ffn) * e;
         tokens_ = N * row_;
         dy_ = tokens_ * (shape.model.dropout > 0 ? 2 : 1);
-        of_shared_ = N * double(config.shared) * features_;
+        shared_features_ = N * double(config.shared) * features_;
         scores_ = N * double(config.count) * 4, narrow_ = e < 4 ? scores_ / 4 * e : 0;
         logits_ = o.z_coefficient > 0 ? scores_ : 0;
         choice_ = N * double(config.router.top_k) * 4;
@@ -53,9 +53,9 @@ public:
 
         const double R = double(rows.at_experts);
         kept = logits_ + scores_ + choice_ + (by_rank_ ? arrived_ * names_ : choice_) +
-               R * (row_ + 2 * features_ + 4) + 2 * of_shared_;
+               R * (row_ + 2 * features_ + 4) + 2 * shared_features_;
         for_weights = tokens_ + (narrow_ > 0 ? narrow_ : scores_) + R * (2 * row_ + 3 * features_) +
-                      (shared_ ? 3 * of_shared_ + tokens_ : 0);
+                      (shared_ ? 3 * shared_features_ + tokens_ : 0);
         forward = (by_rank_ ? forward_by_rank(true) : forward_by_choice(true)).most();
         forward_alone = (by_rank_ ? forward_by_rank(false) : forward_by_choice(false)).most();
         backward = (by_rank_ ? backward_by_rank(false) : backward_by_choice(false)).most();
@@ -69,16 +69,16 @@ private:
     double router(bool keeps) const { return (keeps ? logits_ + scores_ : 0) + 2 * choice_; }
     void shared_forward(Ledger& l, bool keeps) const {
         if (!shared_) return;
-        l.take(3 * of_shared_);  // gate, up and a
-        if (!keeps) l.free(2 * of_shared_);
-        l.take(tokens_), l.free(of_shared_);
+        l.take(3 * shared_features_);  // gate, up and a
+        if (!keeps) l.free(2 * shared_features_);
+        l.take(tokens_), l.free(shared_features_);
     }
     void shared_backward(Ledger& l, bool split) const {
         if (!shared_) return;
-        l.take(3 * of_shared_), l.free(2 * of_shared_);  // d(gate, up), a; gate, up
-        if (!split) l.free(of_shared_);
+        l.take(3 * shared_features_), l.free(2 * shared_features_);  // d(gate, up), a; gate, up
+        if (!split) l.free(shared_features_);
         l.take(tokens_);  // dx
-        if (!split) l.free(2 * of_shared_);
+        if (!split) l.free(2 * shared_features_);
     }
     void experts_forward(Ledger& l, double R, bool keeps) const {
         const double in = R * row_, a = R * features_, w = R * 4;
@@ -235,7 +235,7 @@ private:
     double row_, features_;  // of a row: h elements, F elements
     // (N, h); the same with dropout's copy; the shared experts' gate, up or a; a number for each
     // token and expert, in fp32, and in a narrower type; for each choice
-    double tokens_, dy_, of_shared_, scores_, narrow_, logits_, choice_;
+    double tokens_, dy_, shared_features_, scores_, narrow_, logits_, choice_;
     double arrived_, names_;  // by rank: rows that arrived; of each k numbers
 };
 
@@ -260,10 +260,10 @@ inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& sh
     }
     LocalSizes ends = stage;  // the embedding and the head
     ends.layers = 0;
-    const KeptActivations of_ends = kept_activations(ends);
+    const KeptActivations ends_kept = kept_activations(ends);
     bytes.at_forward = std::max(bytes.at_forward, before.back() + peak_of_forward(ends));
-    bytes.after_forward = before.back() + of_ends.after_forward;
-    bytes.after_backward_input = of_ends.after_backward_input;
+    bytes.after_forward = before.back() + ends_kept.after_forward;
+    bytes.after_backward_input = ends_kept.after_backward_input;
 
     // `behind`: what the passes of later layers and the head keep for their weights.
     const auto backward = [&](LocalSizes sizes, double others, double behind) {
@@ -277,8 +277,8 @@ inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& sh
     double behind = kept_activations(ends).after_backward_input;
     for (size_t i = layers.size(); i-- > 0;) {
         backward(layers[i], before[i], behind);
-        const double of_layer = kept_activations(layers[i]).after_backward_input;
-        behind += of_layer, bytes.after_backward_input += of_layer;
+        const double layer_kept = kept_activations(layers[i]).after_backward_input;
+        behind += layer_kept, bytes.after_backward_input += layer_kept;
     }
     return bytes;
 }

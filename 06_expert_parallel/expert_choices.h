@@ -20,9 +20,10 @@ public:
         prefix_ = prefix;
         add_model(options);
         add_balance(options, shared);
-        options.of_training({"--aux-coef", "--aux", "--aux-over", "--z-coef", "--balance",
-                             "--gamma", "--force-balance", "--skew", "--capacity-factor", "--drop"},
-                            Another::refused);
+        options.training_options(
+            {"--aux-coef", "--aux", "--aux-over", "--z-coef", "--balance", "--gamma",
+             "--force-balance", "--skew", "--capacity-factor", "--drop"},
+            Another::refused);
         options
             .choice("--dispatch", experts_.dispatch,
                     {{"expert", Dispatch::expert}, {"rank", Dispatch::rank}},

@@ -56,8 +56,8 @@ public:
     CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
     // The tokens that this rank routes, of a micro-batch's.
-    int64_t tokens(int64_t of_micro_batch) const {
-        return of_micro_batch / balance_.shared().count();
+    int64_t tokens(int64_t micro_batch_tokens) const {
+        return micro_batch_tokens / balance_.shared().count();
     }
     // All ranks that see other tokens, or have other layers.
     const Communicator& all() const { return all_; }

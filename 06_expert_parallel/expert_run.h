@@ -40,8 +40,8 @@ public:
         if (!peak_of_step_)
             peak_of_step_ = [this](const std::map<int, DispatchStatistics::ByLayer>& rows) {
                 double most = 0;
-                for (const auto& [m, of_layers] : rows)
-                    most = std::max(most, peak_activations(shape_, options_, of_layers));
+                for (const auto& [m, layers] : rows)
+                    most = std::max(most, peak_activations(shape_, options_, layers));
                 return most;
             };
         experts.statistics().clear();
@@ -56,10 +56,10 @@ public:
         dropped_.choices += dropped.choices, dropped_.dropped += dropped.dropped;
         const std::map<int, DispatchStatistics::ByLayer> rows = experts_.statistics().end_step();
         peak_ = std::max(peak_, peak_of_step_(rows));
-        for (const auto& [m, of_layers] : rows)
-            for (const auto& [layer, of_layer] : of_layers) {
-                most_rows_ = std::max(most_rows_, of_layer.at_experts);
-                all_rows_ += of_layer.at_experts, ++forwards_;
+        for (const auto& [m, layers] : rows)
+            for (const auto& [layer, layer_rows] : layers) {
+                most_rows_ = std::max(most_rows_, layer_rows.at_experts);
+                all_rows_ += layer_rows.at_experts, ++forwards_;
             }
     }
     const std::vector<StepLoads>& loads() const { return loads_; }     // of each step
@@ -93,7 +93,7 @@ public:
     }
     // Of the first step the norm is also added up rank by rank, without the mesh.
     Tensor squared_norm(Updater& updater, const ParameterList& parameters, const Mesh& mesh) {
-        const Tensor squared = of_mesh(updater, parameters);
+        const Tensor squared = mesh_squared_norm(updater, parameters);
         if (norm_apart_ < 0) {
             std::vector<Tensor> grads;
             for (const auto& p : parameters)
@@ -101,9 +101,9 @@ public:
                                                               : mesh.world().rank() == 0)
                     grads.push_back(p->grad);
             double sum = 0;
-            for (const std::string& of_rank : mesh.world().gather_strings(
+            for (const std::string& rank_sum : mesh.world().gather_strings(
                      bytes_of<double>(sum_of_squares(grads).to_host<double>())))
-                sum += from_bytes<double>(of_rank)[0];
+                sum += from_bytes<double>(rank_sum)[0];
             norm_apart_ = std::abs(scalar(squared) / sum - 1);
         }
         return squared;
@@ -120,7 +120,7 @@ public:
     }
 
 private:
-    Tensor of_mesh(Updater& updater, const ParameterList& parameters) const {
+    Tensor mesh_squared_norm(Updater& updater, const ParameterList& parameters) const {
         if (options_.trap != ExpertTrap::norm_without_experts) return updater.squared_norm();
         // As if an expert of another rank were a copy of one here.
         std::vector<Parameter*> experts;

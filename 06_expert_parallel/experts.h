@@ -156,7 +156,7 @@ public:
             ExpertRows in = dispatcher->finish_dispatch(c);
             if (c + 1 < dispatcher->chunks()) dispatcher->start_dispatch(c + 1);
             dispatcher->start_combine(
-                c, {.rows = experts_.forward(std::move(in), of_chunk(saved, c))});
+                c, {.rows = experts_.forward(std::move(in), chunk_saved(saved, c))});
         }
         const Tensor before = y ? y : stream;
         if (!y) y = activation_like(rows);
@@ -175,7 +175,7 @@ public:
         if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
         for (int64_t c = 0; c < dispatcher->chunks(); ++c) {
             Tensor dout = dispatcher->finish_dispatch(c).rows;
-            Saved& kept = of_chunk(saved, c);
+            Saved& kept = chunk_saved(saved, c);
             if (c + 1 < dispatcher->chunks()) dispatcher->start_dispatch(c + 1);
             dispatcher->start_combine(c, experts_.backward(std::move(dout), kept, context, when));
             // on their way meanwhile, if anything overlaps
@@ -183,25 +183,28 @@ public:
         }
         const Tensor dweights = activation(saved["router"].get("experts").shape(), DType::fp32);
         dispatcher->end_backward_of_weights(dweights);
-        Tensor of_router = router_->backward_input(dweights, saved["router"], context);
+        Tensor router_dx = router_->backward_input(dweights, saved["router"], context);
         if (when == WeightGradient::now) router_->backward_weight(saved["router"], context);
         if (dx)
-            ops::add(dx, of_router);
+            ops::add(dx, router_dx);
         else
-            dx = of_router;
-        of_router = {};
+            dx = router_dx;
+        router_dx = {};
         dispatcher->end_backward(dx);
         return dx.view(dy.shape());
     }
 
     void backward_weight(Saved& saved, Context& context) override {
         if (shared_) shared_->backward_weight(saved["shared"], context);
-        for (int64_t c = 0; c < chunks_; ++c) experts_.backward_weight(of_chunk(saved, c), context);
+        for (int64_t c = 0; c < chunks_; ++c)
+            experts_.backward_weight(chunk_saved(saved, c), context);
         router_->backward_weight(saved["router"], context);
     }
 
 private:
-    static Saved& of_chunk(Saved& saved, int64_t c) { return saved["experts"][std::to_string(c)]; }
+    static Saved& chunk_saved(Saved& saved, int64_t c) {
+        return saved["experts"][std::to_string(c)];
+    }
 
     std::unique_ptr<Router> router_;
     GroupedSwiGLU experts_;

@@ -82,7 +82,9 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
         const Prediction fixed = predict_fixed(shape, chosen, parameters, mesh, experts.balance());
         const Prediction predicted = seen.predicted(fixed, options.steps);
         ok = report.memory(predicted) && ok;
-        ok = report.communication_of_run(predicted, options.steps, run.of_validation()) && ok;
+        ok =
+            report.communication_of_run(predicted, options.steps, run.validation_communication()) &&
+            ok;
         report_experts(report, options, shape, chosen, seen, balanced);
         report.throughput(predicted);
         return ok;

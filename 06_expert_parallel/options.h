@@ -75,9 +75,9 @@ struct Chapter {
         if (experts.trap == ExpertTrap::groups_masked_with_0 &&
             config.experts.router.top_groups == config.experts.router.groups)
             user_error("--trap groups-masked-with-0: no group is masked; see --groups");
-        const bool of_loss = experts.trap == ExpertTrap::softmax_twice ||
-                             experts.trap == ExpertTrap::aux_times_micro_batches;
-        if (of_loss && !experts.has_loss())
+        const bool needs_loss = experts.trap == ExpertTrap::softmax_twice ||
+                                experts.trap == ExpertTrap::aux_times_micro_batches;
+        if (needs_loss && !experts.has_loss())
             user_error("--trap: there is no loss of balance to get wrong; see --aux-coef");
         if (!demo.empty()) options.refuse_figures("--demo " + demo);
     }

@@ -21,7 +21,7 @@ public:
     using Key = std::array<int64_t, 4>;  // step, from 0 on; layer; sample; token
     // A token's k experts in ascending order; ~e: expert e, which dropped it.
     using Experts = std::vector<int32_t>;
-    std::map<Key, Experts> of_run;  // as far as they are known
+    std::map<Key, Experts> run_choices;  // as far as they are known
 
     // most_followed: the largest margin with which the run's side is taken.
     explicit PlainChoices(double most_followed) : most_followed_(most_followed) {}
@@ -33,8 +33,8 @@ public:
                             const ops::RouterSettings& settings) {
         Choices::Flips& step = flips_of(key[0]);
         ++step.choices;
-        const auto known = of_run.find(key);
-        if (known == of_run.end()) return {};
+        const auto known = run_choices.find(key);
+        if (known == run_choices.end()) return {};
         std::vector<int> theirs, dropped;
         for (const int32_t e : known->second) {
             theirs.push_back(e < 0 ? ~e : e);
@@ -56,8 +56,8 @@ public:
     // count. weights: what was compared, or empty where a position decides, which does not round.
     std::vector<char> follow_drops(int64_t step, std::vector<char> mine, std::vector<char> theirs,
                                    const std::vector<double>& weights) {
-        const auto known = of_run.lower_bound({step});
-        if (known == of_run.end() || known->first[0] != step) return mine;
+        const auto known = run_choices.lower_bound({step});
+        if (known == run_choices.end() || known->first[0] != step) return mine;
         int64_t others = 0;
         double kept = INFINITY, dropped = 0;  // by the run: the smallest and the largest weight
         for (size_t i = 0; i < mine.size(); ++i) {
@@ -86,9 +86,9 @@ public:
 
     // Whether the run's choices are others than those that were made here.
     bool differ() const {
-        return std::ranges::any_of(of_run, [&](const auto& of_token) {
-            const auto here = made_.find(of_token.first);
-            return here == made_.end() || here->second.experts != of_token.second;
+        return std::ranges::any_of(run_choices, [&](const auto& choice) {
+            const auto here = made_.find(choice.first);
+            return here == made_.end() || here->second.experts != choice.second;
         });
     }
     void keep() { kept_ = made_; }

@@ -38,7 +38,7 @@ public:
             experts_.push_back(swiglu(block.part(fmt::format("experts.{}", i)), names.gate,
                                       names.up, names.down, e.ffn));
         for (auto p = list.end() - 3 * e.count; p != list.end(); ++p)
-            of_experts_.push_back(p->get());
+            expert_parameters_.push_back(p->get());
         if (e.shared > 0)
             shared_ = swiglu(layer.part("mlp.shared_experts"), "gate_proj", "up_proj", "down_proj",
                              e.shared * e.ffn);
@@ -98,7 +98,7 @@ public:
                 dweights[n][t.path(e, n)] = along;
             }
             if (dout.empty()) {
-                for (size_t i = 0; i < 3; ++i) context.contributed(*of_experts_[3 * e + i]);
+                for (size_t i = 0; i < 3; ++i) context.contributed(*expert_parameters_[3 * e + i]);
                 continue;
             }
             const Tensor in = from_floats(dout, {int64_t(t.rows[e].size()), h}, dy.dtype());
@@ -282,7 +282,7 @@ private:
     Parameter* gate_;
     Tensor bias_;
     std::vector<std::unique_ptr<SwiGLU>> experts_;
-    std::vector<Parameter*> of_experts_;  // gate, up and down of each
+    std::vector<Parameter*> expert_parameters_;  // gate, up and down of each
     std::unique_ptr<SwiGLU> shared_;
     int64_t step_ = 0;
 };

@@ -58,11 +58,11 @@ inline DispatchStatistics::ByLayer balanced_rows(const LlamaConfig& config, cons
                                                  int64_t tokens) {
     const int64_t R = even_rows(config.experts, o, tokens);
     const std::vector<int64_t> chunks(size_t(o.chunks_here()), R / o.chunks_here());
-    DispatchStatistics::Rows of_layer = {R, {{R, R}}, chunks};
+    DispatchStatistics::Rows layer_rows = {R, {{R, R}}, chunks};
     if (o.ep > 1 && o.dispatch == Dispatch::rank)
-        of_layer.stages = balanced_stages(config.experts, o, tokens);
+        layer_rows.stages = balanced_stages(config.experts, o, tokens);
     DispatchStatistics::ByLayer rows;
-    for (int64_t l = config.experts.first_dense; l < config.layers; ++l) rows[l] = of_layer;
+    for (int64_t l = config.experts.first_dense; l < config.layers; ++l) rows[l] = layer_rows;
     return rows;
 }
 
@@ -90,21 +90,21 @@ inline void add_sums(Prediction& prediction, const ParameterList& parameters, co
 }
 
 // The step's loads, summed at its end over `all` ranks; and before it, with --aux-over global.
-inline void add_loads(PredictedCommunication& of_step, const ExpertOptions& o,
+inline void add_loads(PredictedCommunication& step_communication, const ExpertOptions& o,
                       const LoadBalance& balance, const Group& all) {
     if (all.ranks == 1) return;
-    of_step.add(all, Collective::all_reduce, 1, balance.step_elements() * 8);
+    step_communication.add(all, Collective::all_reduce, 1, balance.step_elements() * 8);
     if (o.counts_first())
-        of_step.add(all, Collective::all_reduce, 1, balance.counted_elements() * 4);
+        step_communication.add(all, Collective::all_reduce, 1, balance.counted_elements() * 4);
 }
 // The counts of a loss of balance, summed over the ranks that share a micro-batch's tokens in each
 // of a step's `forwards` of a layer with experts (not when one is recomputed).
-inline void add_count_sums(PredictedCommunication& of_step, const StepShape& shape,
+inline void add_count_sums(PredictedCommunication& step_communication, const StepShape& shape,
                            const ExpertOptions& o, const LoadBalance& balance, int64_t forwards) {
     if (!balance.sums_counts()) return;
     const int64_t segments = o.aux == Aux::sequence ? shape.micro_batch : 1;
-    of_step.add(*balance.shared().ranks, Collective::all_reduce, forwards,
-                forwards * segments * shape.config.experts.count * 4);
+    step_communication.add(*balance.shared().ranks, Collective::all_reduce, forwards,
+                           forwards * segments * shape.config.experts.count * 4);
 }
 
 // All but the activations and the rows: the same for every routing.
@@ -127,7 +127,7 @@ inline Prediction predict_fixed(const StepShape& shape, const ExpertOptions& o,
 
 // What a balanced router sends in a step in which this rank's layers with experts see so many
 // micro-batches in all (layers x micro-batches).
-inline void add_balanced_rows(PredictedCommunication& of_step, const StepShape& shape,
+inline void add_balanced_rows(PredictedCommunication& step_communication, const StepShape& shape,
                               const ExpertOptions& o, int64_t tokens, int64_t micro_batches) {
     if (o.ep == 1) return;
     const Group ep("ep", o.ep);
@@ -137,16 +137,17 @@ inline void add_balanced_rows(PredictedCommunication& of_step, const StepShape& 
     const double row = double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype)),
                  away = expected_rows_away(e, o, tokens);
     if (o.dispatch == Dispatch::rank)  // counts
-        of_step.add(ep, Collective::all_gather, forwards, forwards * o.ep * o.ep * 4);
+        step_communication.add(ep, Collective::all_gather, forwards, forwards * o.ep * o.ep * 4);
     else if (o.capacity_factor == 0)
-        of_step.add(ep, Collective::all_to_all, forwards * chunks, forwards * chunks * e.count * 4);
-    of_step.add(
+        step_communication.add(ep, Collective::all_to_all, forwards * chunks,
+                               forwards * chunks * e.count * 4);
+    step_communication.add(
         ep, Collective::all_to_all,
         {2 * passes * chunks, std::llround(std::min(double(2 * passes) * double(even) * row, 9e18)),
          double(2 * passes) * away * row});
     if (o.dispatch == Dispatch::expert)  // weights there, and their gradients back
-        of_step.add(ep, Collective::all_to_all,
-                    {passes * chunks, passes * even * 4, double(passes) * away * 4});
+        step_communication.add(ep, Collective::all_to_all,
+                               {passes * chunks, passes * even * 4, double(passes) * away * 4});
 }
 
 // A step with a balanced router.

@@ -51,13 +51,13 @@ inline std::vector<int> best_first(const std::vector<double>& values) {
 inline void keep_best_groups(std::vector<double>& choice, const ops::RouterSettings& settings) {
     // exercise 06.2 begin: a group counts the sum of its two best; the rest is hidden
     const size_t each = choice.size() / size_t(settings.groups);
-    std::vector<double> of_group;
+    std::vector<double> group_scores;
     for (size_t first = 0; first < choice.size(); first += each) {
         std::vector<double> in(choice.begin() + long(first), choice.begin() + long(first + each));
         std::ranges::sort(in, std::greater<>());
-        of_group.push_back(in[0] + (each > 1 ? in[1] : 0));
+        group_scores.push_back(in[0] + (each > 1 ? in[1] : 0));
     }
-    const std::vector<int> order = best_first(of_group);
+    const std::vector<int> order = best_first(group_scores);
     for (size_t g = size_t(settings.top_groups); g < order.size(); ++g)
         std::fill_n(choice.begin() + long(size_t(order[g]) * each), each, double(settings.masked));
     // exercise 06.2 end
@@ -111,7 +111,7 @@ inline double margin_of(const std::vector<int>& experts, const std::vector<doubl
     };
     const size_t G = size_t(settings.groups), each = scores.size() / G,
                  keep = size_t(settings.top_groups);
-    std::vector<Number> of_group;
+    std::vector<Number> group_scores;
     std::vector<Number> best_other(G, {-INFINITY, 1});  // of each group's experts not chosen
     std::vector<bool> needed(G, false);                 // groups of those chosen
     Number last{INFINITY, 1};                           // the lowest expert that was chosen
@@ -128,15 +128,15 @@ inline double margin_of(const std::vector<int>& experts, const std::vector<doubl
         }
         std::ranges::sort(in, [&](const Number& a, const Number& b) { return lower(b, a); });
         if (each > 1) in[0] = {in[0].value + in[1].value, in[0].size + in[1].size};
-        of_group.push_back(in[0]);
+        group_scores.push_back(in[0]);
     }
-    std::vector<Number> ordered = of_group;
+    std::vector<Number> ordered = group_scores;
     std::ranges::sort(ordered, [&](const Number& a, const Number& b) { return lower(b, a); });
     // What it takes to keep a group, and what to hide it.
     std::vector<double> kept(G), hidden(G, INFINITY);
     for (size_t g = 0; g < G; ++g) {
-        kept[g] = std::max(below(of_group[g], ordered[keep - 1]), below(last, best_other[g]));
-        if (!needed[g] && keep < G) hidden[g] = below(ordered[keep], of_group[g]);
+        kept[g] = std::max(below(group_scores[g], ordered[keep - 1]), below(last, best_other[g]));
+        if (!needed[g] && keep < G) hidden[g] = below(ordered[keep], group_scores[g]);
     }
     std::vector<double> margins = kept;
     margins.insert(margins.end(), hidden.begin(), hidden.end());

@@ -72,8 +72,8 @@ public:
             if (dscores && options_.trap == ExpertTrap::softmax_twice)
                 through_softmax(dscores, scores);
             const bool constant = options_.forced() || has_constant_weights(settings_);
-            const Tensor of_weights = constant ? zeros_like(dweights) : dweights;
-            ops::router_backward(dlogits, of_weights, scores, experts, settings_, dscores);
+            const Tensor used_dweights = constant ? zeros_like(dweights) : dweights;
+            ops::router_backward(dlogits, used_dweights, scores, experts, settings_, dscores);
         }
         if (balance_.keeps_logits())
             ops::z_loss_backward(dlogits, saved.take("logits"),
@@ -145,8 +145,8 @@ private:
         for (size_t at = 0; at < s.size(); at += size_t(E)) {
             const std::span<const float> row(&s[at], size_t(E));
             const std::vector<double> p = scores_of(row, ops::RouterScore::softmax),
-                                      of_row(d.begin() + long(at), d.begin() + long(at) + E),
-                                      into = logit_gradient(p, of_row, ops::RouterScore::softmax);
+                                      dp(d.begin() + long(at), d.begin() + long(at) + E),
+                                      into = logit_gradient(p, dp, ops::RouterScore::softmax);
             std::copy(into.begin(), into.end(), d.begin() + long(at));
         }
         dscores.copy_from_host(d.data());

@@ -36,10 +36,10 @@ struct SharedTokens {
     int64_t count() const { return ranks ? ranks->size() : 1; }
     // The token of each of this rank's `rows` rows.
     std::vector<int64_t> tokens_of(int64_t rows) const {
-        std::vector<int64_t> of_row;
+        std::vector<int64_t> row_tokens;
         for (const TokenRange& range : tokens ? tokens(rows) : whole(rows))
-            for (int64_t i = 0; i < range.count; ++i) of_row.push_back(range.first_token + i);
-        return of_row;
+            for (int64_t i = 0; i < range.count; ++i) row_tokens.push_back(range.first_token + i);
+        return row_tokens;
     }
 
 private:

@@ -122,12 +122,12 @@ std::vector<Kernel> chosen(const Chapter& chapter) {
         if (k.family == 0 && has(chapter.kernels, k.name)) problems_of_mine.insert(k.problem);
     std::vector<Kernel> kernels;
     for (const Kernel& k : all_kernels()) {
-        const bool of_ladder = k.family > 0;
+        const bool on_ladder = k.family > 0;
         const bool wanted =
             chapter.kernels.empty()
-                ? of_ladder && (chapter.families.empty() || has(chapter.families, k.family))
+                ? on_ladder && (chapter.families.empty() || has(chapter.families, k.family))
                 : has(chapter.kernels, k.name) ||
-                      (of_ladder && problems_of_mine.contains(k.problem));
+                      (on_ladder && problems_of_mine.contains(k.problem));
         if (wanted) kernels.push_back(k);
     }
     return kernels;
@@ -171,13 +171,13 @@ bool run(Chapter& chapter) {
     if (chapter.stalls &&
         std::ranges::none_of(kernels, [](const Kernel& k) { return k.problem == "product"; }))
         user_error("--stalls is for the kernels of the problem \"product\": --family 3");
-    std::set<std::string> of_problems;
+    std::set<std::string> problem_names;
     for (const Kernel& k : kernels) {
         if (std::ranges::none_of(problems, [&](const Problem& p) { return p.name == k.problem; }))
             user_error("{}: there is no problem \"{}\"; --list shows them", k.file, k.problem);
-        of_problems.insert(k.problem);
+        problem_names.insert(k.problem);
     }
-    if (!chapter.ladder.size.empty() && of_problems.size() > 1)
+    if (!chapter.ladder.size.empty() && problem_names.size() > 1)
         user_error("--size is for one problem: name its kernels with --kernel");
     if (!chapter.json.empty())
         AtomicFile probe(chapter.json);  // fails now rather than after the kernels
@@ -192,10 +192,10 @@ bool run(Chapter& chapter) {
     int checked = 0;
     std::vector<std::pair<Kernel, std::vector<LaunchNote>>> launched;
     for (const Problem& problem : problems) {
-        std::vector<Kernel> of_problem;
-        std::ranges::copy_if(kernels, std::back_inserter(of_problem),
+        std::vector<Kernel> problem_kernels;
+        std::ranges::copy_if(kernels, std::back_inserter(problem_kernels),
                              [&](const Kernel& k) { return k.problem == problem.name; });
-        if (of_problem.empty()) continue;
+        if (problem_kernels.empty()) continue;
         if (!chapter.ladder.size.empty() && chapter.ladder.size.size() != problem.dimensions.size())
             user_error("--size: {} has {} dimensions: {}", problem.name, problem.dimensions.size(),
                        fmt::join(problem.dimensions, ","));
@@ -204,7 +204,7 @@ bool run(Chapter& chapter) {
             !why.empty())
             user_error("--size: {}: {}", problem.name, why);
         if (chapter.primer) {
-            for (const Kernel& kernel : of_problem) {
+            for (const Kernel& kernel : problem_kernels) {
                 if (!why_skipped(kernel).empty()) continue;
                 take_launches();
                 const Sizes& own = (on_gpu ? problem.timed : problem.observed)[0];
@@ -215,7 +215,7 @@ bool run(Chapter& chapter) {
             continue;
         }
         const std::vector<KernelResult> results =
-            measure_kernels(problem, of_problem, chapter.ladder);
+            measure_kernels(problem, problem_kernels, chapter.ladder);
         for (const KernelResult& result : results)
             if (result.kernel->family == 0) fmt::print("{}", ranking(result, results));
         if (chapter.stalls && problem.name == "product") fmt::print("{}", stalls(problem, results));

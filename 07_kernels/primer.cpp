@@ -64,16 +64,17 @@ Occupancy occupancy(const Hierarchy& gpu, const LaunchNote& launch) {
     o.by_warps = gpu.warps / warps;
     o.by_blocks = gpu.blocks;
     // Registers are allocated to warps in units of 256; each quarter of an SM has its own.
-    const int64_t of_warp = (int64_t(code.registers) * 32 + 255) / 256 * 256;
-    o.by_registers = of_warp ? int(gpu.registers / 4 / of_warp * 4 / warps) : gpu.blocks;
+    const int64_t registers_per_warp = (int64_t(code.registers) * 32 + 255) / 256 * 256;
+    o.by_registers =
+        registers_per_warp ? int(gpu.registers / 4 / registers_per_warp * 4 / warps) : gpu.blocks;
     const int64_t shared = (o.shared_per_block + gpu.shared_of_system + 127) / 128 * 128;
     o.by_shared = o.shared_per_block ? int(gpu.shared / shared) : gpu.blocks;
     o.blocks = std::min({o.by_warps, o.by_blocks, o.by_registers, o.by_shared});
     o.share = double(o.blocks * warps) / gpu.warps;
-    o.limit = o.blocks == o.by_warps                          ? "warps"
-              : o.blocks == o.by_registers && of_warp         ? "registers"
-              : o.blocks == o.by_shared && o.shared_per_block ? "shared memory"
-                                                              : "blocks";
+    o.limit = o.blocks == o.by_warps                             ? "warps"
+              : o.blocks == o.by_registers && registers_per_warp ? "registers"
+              : o.blocks == o.by_shared && o.shared_per_block    ? "shared memory"
+                                                                 : "blocks";
     return o;
 }
 

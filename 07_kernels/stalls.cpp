@@ -30,15 +30,15 @@ std::string stalls(const Problem& problem, const std::vector<KernelResult>& resu
             return std::ranges::find(result.seen, name, &std::pair<std::string, double>::first)
                 ->second;
         };
-        const double of_warps = problem.flops(result.size) / 2 / 32;
-        const Clocks c = clocks_of(32 * of_warps,
+        const double warp_fmas = problem.flops(result.size) / 2 / 32;
+        const Clocks c = clocks_of(32 * warp_fmas,
                                    seen("shared_load_wavefronts") + seen("shared_store_wavefronts"),
                                    seen("load_requests") + seen("store_requests"),
                                    seen("load_sectors") + seen("store_sectors"));
         text += fmt::format(
             "  {:<22} {:>11.2f} {:>9.2f} {:>8.2f} {:>8.2f} {:>9.1f} % {:>9.1f}  {}\n",
-            result.kernel->name, of_warps / (seen("load_requests") + seen("shared_load_requests")),
-            c.multiply / of_warps, c.shared / of_warps, c.global / of_warps,
+            result.kernel->name, warp_fmas / (seen("load_requests") + seen("shared_load_requests")),
+            c.multiply / warp_fmas, c.shared / warp_fmas, c.global / warp_fmas,
             100 * c.share_of_peak(), peak * c.share_of_peak() / 1e12, c.reason());
     }
     return text +

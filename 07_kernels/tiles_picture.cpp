@@ -81,7 +81,7 @@ struct Frame {
 
 // A stands left of C and B above it, and so do the parts of them that a part of C needs. One
 // colour for each level: a block, a warp, a thread.
-const Role of_a = role_of_rank(1), of_b = role_of_rank(2), block_role = Role::forward,
+const Role a_role = role_of_rank(1), b_role = role_of_rank(2), block_role = Role::forward,
            warp_role = role_of_rank(4), thread_role = role_of_rank(7);
 constexpr double top = 132, strip = 34, gap = 4, below = 340;
 
@@ -102,8 +102,8 @@ void draw_memory(Svg& svg, const Tiling& t, const Area& block, const Areas& bloc
     const double step = k_scale * double(t.k_step);
     shape(svg, {20, c.y, strip, c.height}, Role::faint, fmt::format("A: {} x {}", t.M, t.K));
     shape(svg, {c.x, top, c.width, strip}, Role::faint, fmt::format("B: {} x {}", t.K, t.N));
-    shape(svg, {20, its.y, step, its.height}, of_a);
-    shape(svg, {its.x, top, its.width, step}, of_b);
+    shape(svg, {20, its.y, step, its.height}, a_role);
+    shape(svg, {its.x, top, its.width, step}, b_role);
     svg.outline({20, its.y, strip, its.height});
     svg.outline({its.x, top, its.width, strip});
     svg.rect(c, Role::faint, fmt::format("C: {} x {}", t.M, t.N));
@@ -119,9 +119,9 @@ void draw_block(Svg& svg, const Tiling& t, const Area& block, const Areas& warps
     const double thick = std::min(strip, std::max(6., scale * double(t.k_step)));
     const Frame frame{block, x + strip + gap, top + strip + gap, scale};
     const Box c = frame.box(block);
-    shape(svg, {c.x - gap - thick, c.y, thick, c.height}, of_a,
+    shape(svg, {c.x - gap - thick, c.y, thick, c.height}, a_role,
           fmt::format("a: {} x {}", block.rows, t.k_step));
-    shape(svg, {c.x, c.y - gap - thick, c.width, thick}, of_b,
+    shape(svg, {c.x, c.y - gap - thick, c.width, thick}, b_role,
           fmt::format("b: {} x {}", t.k_step, block.columns));
     svg.rect(c, block_role, "block: " + block.text());
     for (const auto& [warp, areas] : warps)
@@ -165,8 +165,8 @@ void draw_thread(Svg& svg, const std::vector<Area>& its) {
                   columns = lines(its, &Area::column, &Area::columns);
     const double scale = 120 / double(std::max({rows, columns, int64_t(8)})), x = 724;
     const Box c = {x + 20, top + strip + gap, scale * double(columns), scale * double(rows)};
-    shape(svg, {c.x - gap - 16, c.y, 16, c.height}, of_a);
-    shape(svg, {c.x, c.y - gap - 16, c.width, 16}, of_b);
+    shape(svg, {c.x - gap - 16, c.y, 16, c.height}, a_role);
+    shape(svg, {c.x, c.y - gap - 16, c.width, 16}, b_role);
     svg.rect(c, thread_role, fmt::format("thread: {} x {}", rows, columns));
     for (int64_t row = 0; row <= rows; ++row)
         svg.line({c.x, c.y + scale * double(row)}, {c.right(), c.y + scale * double(row)});
@@ -207,8 +207,8 @@ void draw_tiles(const std::string& directory, const Kernel& kernel, const Tiling
              "for all that lies inside.",
              {.size = 13});
     double x = 20;
-    for (const auto& [role, name] : {std::pair(of_a, "of A"),
-                                     {of_b, "of B"},
+    for (const auto& [role, name] : {std::pair(a_role, "of A"),
+                                     {b_role, "of B"},
                                      {block_role, "a block"},
                                      {warp_role, "a warp"},
                                      {thread_role, "a thread"}}) {

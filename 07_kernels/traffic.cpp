@@ -46,10 +46,10 @@ double flash_attention_bytes(const AttentionSize& s, double keys_of_block) {
 double attention_naive_sectors(const AttentionSize& s) {
     // Row t of S has t + 1 numbers in ceil((t + 1) / 8) sectors; they are written by the first
     // kernel, read three times and written by the second, and read by the third.
-    const double eights = s.T / 8, of_square = 6 * 8 * eights * (eights + 1) / 2;
+    const double eights = s.T / 8, square_sectors = 6 * 8 * eights * (eights + 1) / 2;
     // A tile of 32 x 32 on or below the diagonal brings 32 rows of q, of k, and of v.
     const double tiles = s.T / 32 * (s.T / 32 + 1) / 2, row = s.D * 2 / 32;
-    return s.B * s.H * (of_square + tiles * 3 * 32 * row + s.T * row);
+    return s.B * s.H * (square_sectors + tiles * 3 * 32 * row + s.T * row);
 }
 
 double flash_attention_sectors(const AttentionSize& s) {

@@ -33,17 +33,18 @@ inline Result sum_in_fp8(const std::vector<std::vector<float>>& gradients, doubl
                          bool each = true) {
     using F = formats::E4m3;
     float amax = 0;
-    for (const auto& of_rank : gradients)
-        for (float x : of_rank) amax = std::max(amax, std::abs(x));
+    for (const auto& rank_gradient : gradients)
+        for (float x : rank_gradient) amax = std::max(amax, std::abs(x));
     const float scale = amax / F::largest() / float(factor);
     double signal = 0, noise = 0;
     int64_t saturated = 0, lost = 0;
     for (size_t i = 0; i < gradients[0].size(); ++i) {
         double exact = 0;
         float sum = 0;
-        for (const auto& of_rank : gradients) {
-            exact += double(of_rank[i]);
-            const float rounded = F::decode(F::encode(of_rank[i] / scale, Overflow::saturate));
+        for (const auto& rank_gradient : gradients) {
+            exact += double(rank_gradient[i]);
+            const float rounded =
+                F::decode(F::encode(rank_gradient[i] / scale, Overflow::saturate));
             sum = each ? F::decode(F::encode(sum + rounded, Overflow::saturate)) : sum + rounded;
         }
         sum = F::decode(F::encode(sum, Overflow::saturate));
@@ -78,10 +79,10 @@ inline bool demo_all_reduce() {
     std::vector<std::vector<float>> gradients;
     for (const int n : {2, 4, 8, 16, 32, 64}) {
         while (int(gradients.size()) < n) {
-            std::vector<float> of_rank(elements);
+            std::vector<float> rank_gradient(elements);
             for (int64_t i = 0; i < elements; ++i)
-                of_rank[size_t(i)] = element(int(gradients.size()), i);
-            gradients.push_back(std::move(of_rank));
+                rank_gradient[size_t(i)] = element(int(gradients.size()), i);
+            gradients.push_back(std::move(rank_gradient));
         }
         const double mu = settled(gradients);
         const Result post = sum_in_fp8(gradients, 1), pre = sum_in_fp8(gradients, 1.0 / n),

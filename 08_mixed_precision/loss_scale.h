@@ -61,8 +61,8 @@ public:
     void agree(const std::vector<std::vector<Tensor>>& gradients, const Communicator& ranks) {
         if (!scaled()) return;
         device_zero(found_.data(), found_.bytes());
-        for (const std::vector<Tensor>& of_one_dtype : gradients)
-            ops::find_not_finite(found_, of_one_dtype);
+        for (const std::vector<Tensor>& same_dtype : gradients)
+            ops::find_not_finite(found_, same_dtype);
         if (ranks.size() > 1) ranks.all_reduce(found_, Reduce::max);
     }
     // (1) int32 on the device; empty: never.

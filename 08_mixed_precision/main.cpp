@@ -77,7 +77,7 @@ bool train(const Options& options, const PrecisionOptions& precision, const Step
                                              training.linears.parameters(), mesh.group("dp"));
         ok = report.memory(predicted) && ok;
         report_bytes(report, shape, precision);
-        ok = report.communication(predicted, options.steps, run.of_validation()) && ok;
+        ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
         report_loss_scale(report, training.loss_scale, options.steps);
         report_fp8_sum(report, training, world.size());
         print_gradients(report, training.histogram, first_loss_scale(precision));

@@ -16,7 +16,7 @@ namespace ultrascale::mixed_precision {
 class MixedTraining : public Updater {
 public:
     MixedTraining(const LlamaConfig& config, const ModelOptions& model_options,
-                  const PrecisionOptions& chosen, const Options& of_run)
+                  const PrecisionOptions& chosen, const Options& run_options)
         : options(chosen),
           linears(chosen),
           histogram(chosen.histogram),
@@ -25,8 +25,8 @@ public:
           loss_scale(chosen.loss_scale, model.parameters()),
           fp8_sum(chosen.sum_scaling, is_fp8(chosen.recipe.read()), model.parameters(),
                   Communicator::world().size()),
-          optimizer(storage, chosen.recipe, of_run.optimizer, chosen.seed),
-          run_options_(of_run) {
+          optimizer(storage, chosen.recipe, run_options.optimizer, chosen.seed),
+          run_options_(run_options) {
         linears.allocate(model.parameters());
         const Communicator& world = Communicator::world();
         loss_scale.ignores = chosen.trap == Trap::one_steps && world.rank() + 1 == world.size();

@@ -43,7 +43,7 @@ struct Chapter {
         options.add("--show", show, "With --demo formats: the number to take apart")
             .only_if([this] { return demo == "formats"; }, "only --demo formats shows a number")
             .show_default();
-        options.of_training(
+        options.training_options(
             {"--recipe", "--without", "--stochastic-rounding", "--loss-scale", "--loss-scale-start",
              "--loss-scale-window", "--sum-scaling", "--gradient-format", "--amax-history",
              "--scale-margin", "--power-of-two-scales", "--fast-accumulation", "--head",

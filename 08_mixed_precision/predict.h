@@ -65,7 +65,7 @@ inline Prediction predict_memory(const StepShape& shape, const PrecisionOptions&
     Prediction prediction;
     const LinearSizes n = linear_sizes(shape.config, o.recipe);
     prediction.memory += storage_bytes(o.recipe, n.parameters, n.elements);
-    prediction.memory += storage_bytes(o.recipe.of_rest(), n.rest, n.rest_elements);
+    prediction.memory += storage_bytes(o.recipe.rest_recipe(), n.rest, n.rest_elements);
     int64_t buffers = 4 * n.weight_scales;
     if (o.recipe.products ==
         Products::delayed)  // histories, scales, amax of x, W, dy; the position
@@ -89,7 +89,8 @@ inline Prediction predict(const StepShape& shape, const PrecisionOptions& o,
     std::vector<int64_t> in_fp8;
     PredictedCommunication& sent = prediction.communication;
     for (const auto& p : parameters) {
-        const DType dtype = linears.contains(p.get()) ? o.recipe.read() : o.recipe.of_rest().read();
+        const DType dtype =
+            linears.contains(p.get()) ? o.recipe.read() : o.recipe.rest_recipe().read();
         if (is_fp8(dtype))
             in_fp8.push_back(p->local_numel());
         else

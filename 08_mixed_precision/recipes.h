@@ -19,8 +19,8 @@
 // e4m3 (1) and the accumulated gradients (2).
 //
 // Only the linears of the layers multiply in fp8. Embedding, norms and head are read by operations
-// that know no fp8: their weights, and gradients where the table says fp8, are bf16 (of_rest()); so
-// are FP8-LM's sums of gradients there.
+// that know no fp8: their weights, and gradients where the table says fp8, are bf16
+// (rest_recipe()); so are FP8-LM's sums of gradients there.
 // Every tensor in fp8, and master weights or moments in fp16, have a scale, which the bytes above
 // leave out; storage.h counts it.
 //
@@ -60,12 +60,12 @@ struct Recipe {
     // What the optimizer reads.
     DType read() const { return gradients ? *gradients : *accumulated; }
     // For parameters of other operations than fp8 products.
-    Recipe of_rest() const;
+    Recipe rest_recipe() const;
 };
 
 inline bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
 
-inline Recipe Recipe::of_rest() const {
+inline Recipe Recipe::rest_recipe() const {
     Recipe rest = *this;
     rest.products = Products::plain;
     rest.weights = activations;

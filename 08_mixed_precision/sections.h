@@ -112,10 +112,10 @@ inline void print_recipes(Report& report, const StepShape& shape, PrecisionOptio
     for (const Recipe& r : all_recipes()) {
         o.recipe = r;
         o.loss_scale.scaled = r.loss_scale;
-        StepShape of_recipe = shape;
-        of_recipe.model.dtype = r.activations;
+        StepShape recipe_shape = shape;
+        recipe_shape.model.dtype = r.activations;
         if (!r.fp8()) o.keep_fp8 = o.smooth = o.head_fp8 = false;
-        const MemoryEstimate m = predict_memory(of_recipe, o).memory;
+        const MemoryEstimate m = predict_memory(recipe_shape, o).memory;
         const int64_t all = m.parameters + m.gradients + m.optimizer;
         print(fmt::format(
             "  {:<10} {:<7} {:<6} {:<11} {:<9} {:<4} {:<5} {:>11}  {:>4} {:>10}", r.name,

@@ -48,11 +48,11 @@ public:
     void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) override {
         const TraceName pass(TraceName::pass, "dW");
         const Smoothed s = smoothed(x);
-        const Tensor of_smoothed =
+        const Tensor smoothed_dw =
             Tensor::empty({outputs(), inputs()}, DType::fp32, Memory::workspace);
-        ops::matmul_fp8(of_smoothed, rounded(dy, options_.gradient_format, true),
+        ops::matmul_fp8(smoothed_dw, rounded(dy, options_.gradient_format, true),
                         rounded(s.x, DType::e4m3, true), {.fast = options_.fast_backward()});
-        ops::scale_columns(stacked_grads(parameters_), of_smoothed, s.scales,
+        ops::scale_columns(stacked_grads(parameters_), smoothed_dw, s.scales,
                            begin_contributions(parameters_));
         for (Parameter* parameter : parameters_) context.contributed(*parameter);
     }

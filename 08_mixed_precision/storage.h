@@ -67,13 +67,13 @@ public:
     // `linears`: the parameters that are multiplied in fp8.
     Storage(const ParameterList& parameters, const Recipe& recipe,
             const std::set<const Parameter*>& linears)
-        : of_linears_(recipe), of_rest_(recipe.of_rest()) {
+        : linears_recipe_(recipe), rest_recipe_(recipe.rest_recipe()) {
         for (const bool linear : {true, false}) {
             std::vector<StoredParameter> group;
             for (const auto& p : parameters)
                 if (linears.contains(p.get()) == linear)
-                    group.push_back({p.get(), linear ? &of_linears_ : &of_rest_});
-            if (!group.empty()) allocate(group, linear ? of_linears_ : of_rest_);
+                    group.push_back({p.get(), linear ? &linears_recipe_ : &rest_recipe_});
+            if (!group.empty()) allocate(group, linear ? linears_recipe_ : rest_recipe_);
             (linear ? linears_ : rest_) = group.size();
             held_.insert(held_.end(), group.begin(), group.end());
         }
@@ -210,7 +210,7 @@ private:
             if (!h.master) h.master = h.value;
     }
 
-    Recipe of_linears_, of_rest_;
+    Recipe linears_recipe_, rest_recipe_;
     std::vector<StoredParameter> held_;  // the linears' first
     size_t linears_ = 0, rest_ = 0;
 };

@@ -61,8 +61,8 @@ inline double error(const Tensor& got, const Tensor& exact) {
     return std::sqrt(off / all);
 }
 
-inline Tensor product_in_fp8(const Tensor& x, const Tensor& w, ops::ScaleGroup of_x,
-                             ops::ScaleGroup of_w) {
+inline Tensor product_in_fp8(const Tensor& x, const Tensor& w, ops::ScaleGroup x_group,
+                             ops::ScaleGroup w_group) {
     const Tensor y = room({tokens, hidden});
     const auto rounded = [](const Tensor& t, ops::ScaleGroup group) {
         const ops::Quantised q =
@@ -70,7 +70,7 @@ inline Tensor product_in_fp8(const Tensor& x, const Tensor& w, ops::ScaleGroup o
         ops::quantise(q, {}, t, {.group = group});
         return q;
     };
-    ops::matmul_fp8(y, rounded(x, of_x), rounded(w, of_w), {of_x, of_w});
+    ops::matmul_fp8(y, rounded(x, x_group), rounded(w, w_group), {x_group, w_group});
     return y;
 }
 

@@ -125,7 +125,7 @@ private:
             return print(fmt::format("  {:<26} not for this model: run it to see why", way.name));
         }
         Composition all(options, shape_, way.techniques);
-        const Prediction of_step = predict(all);
+        const Prediction step_prediction = predict(all);
         check_fits_everywhere(predict_balanced(all).memory, memory_limit(), needs_less);
         all.updates->start();
         const DataLoader loader(file_, data_options(options, shape_.seq));
@@ -143,13 +143,13 @@ private:
         const Measured m = measure(
             loader, slice, sequences_of_step(options, slice.count), options.steps,
             [&](Step& step) {
-                step.on_finish = [&](double of_step, double) { loss = of_step; };
+                step.on_finish = [&](double step_loss, double) { loss = step_loss; };
                 train_step_(step, all);
                 documents.end_step();
             },
             settle);
         Prediction predicted =
-            experts ? experts->predicted(of_step, m.steps) : of_step.times(m.steps);
+            experts ? experts->predicted(step_prediction, m.steps) : step_prediction.times(m.steps);
         documents.correct(predicted);
 
         MemoryByCategory held = memory_now();

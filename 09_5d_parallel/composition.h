@@ -29,16 +29,16 @@ class Composition {
 public:
     // All ranks of `world`, which must live as long, call it. Parameters are described, but have no
     // storage before updates->start().
-    Composition(const Options& options, const StepShape& of_step, const Techniques& chosen,
+    Composition(const Options& options, const StepShape& step_shape, const Techniques& chosen,
                 const Communicator& world = Communicator::world())
-        : shape(of_step),
+        : shape(step_shape),
           techniques(chosen),
           mesh(world, chosen.axes.outermost_first()),
           schedule(chosen.make_schedule(int(options.grad_accum))),
           stages(cut(shape, schedule.stages, chosen.split)),
           tensor(shape.config, chosen.tensor, mesh),
-          of_heads(with_heads_of(shape, chosen.tensor.tp, mesh.group("tp").rank())),
-          context(of_heads.config, chosen.context, shape.seq, mesh.group("cp")),
+          local_heads_shape(with_heads_of(shape, chosen.tensor.tp, mesh.group("tp").rank())),
+          context(local_heads_shape.config, chosen.context, shape.seq, mesh.group("cp")),
           tokens(shared_tokens()),
           fp8(chosen.precision),
           own(shape, schedule, stages, mesh.group("pp").rank(), factories()),
@@ -83,7 +83,7 @@ public:
     }
     const Communicator& pp() const { return mesh.group("pp"); }
     // The ranks whose losses add up. Those along tp have the same one.
-    const Communicator& of_loss() const { return mesh.group({"pp", "dp", "ep", "cp"}); }
+    const Communicator& loss_group() const { return mesh.group({"pp", "dp", "ep", "cp"}); }
 
     // The routed rows' loads of each step, if there are experts; see ExpertRun.
     std::function<void(StepLoads)> see_loads = [](const StepLoads&) {};
@@ -94,7 +94,7 @@ public:
     const Schedule schedule;
     const std::vector<Stage> stages;
     TensorParallel tensor;
-    const StepShape of_heads;  // the shape, with the heads that this rank has
+    const StepShape local_heads_shape;  // the shape, with the heads that this rank has
     ContextParallel context;
     const SharedTokens tokens;
     std::unique_ptr<ExpertParallel> experts;  // none in a dense model
@@ -108,7 +108,7 @@ public:
     HookList hooks;  // of a step: the updates', and whoever watches
     // With documents: what attention holds of the step's micro-batches that have begun here
     // (documents.h).
-    std::map<int, AttentionMemory> of_documents;
+    std::map<int, AttentionMemory> document_memory;
 
 private:
     ModuleFactories factories() {
@@ -132,14 +132,14 @@ private:
     SharedTokens shared_tokens() const {
         const bool rows = techniques.tensor.sequence_parallel;
         const Communicator& ranks = rows ? mesh.group({"cp", "tp"}) : mesh.group("cp");
-        if (ranks.size() == 1) return {.all = &of_loss()};
+        if (ranks.size() == 1) return {.all = &loss_group()};
         SharedTokens shared{.ranks = &ranks};
-        shared.all = rows ? &mesh.group({"pp", "dp", "ep", "cp", "tp"}) : &of_loss();
+        shared.all = rows ? &mesh.group({"pp", "dp", "ep", "cp", "tp"}) : &loss_group();
         shared.tokens = [this, rows](int64_t count) {
-            std::vector<TokenRange> of_part{{0, 0, count}}, all;
-            if (rows) of_part = tensor.tokens(count);
+            std::vector<TokenRange> token_ranges{{0, 0, count}}, all;
+            if (rows) token_ranges = tensor.tokens(count);
             const int64_t T = context.local_length();
-            for (const TokenRange& range : of_part)
+            for (const TokenRange& range : token_ranges)
                 for (int64_t i = 0; i < range.count; ++i) {
                     const int64_t at = range.first_token + i;
                     add_token(all, range.first_row + i,

@@ -17,43 +17,44 @@ public:
     void before(const Unit&, Pass pass, const Context& context) override {
         const int m = context.micro_batch;
         if (pass != Pass::forward || !context.batch.whole || !all_.context.has_ring() ||
-            all_.of_documents.contains(m))
+            all_.document_memory.contains(m))
             return;
         const RingPlan& plan = all_.context.plan_of(context.batch).plan;
         const int rank = all_.context.ring_rank();
         const ContextOptions& options = all_.context.options();
-        all_.of_documents[m] = attention_memory(all_.of_heads, options, plan, rank);
-        of_layer_[m] = ring_of_layer(all_.of_heads, options, plan, rank);
+        all_.document_memory[m] = attention_memory(all_.local_heads_shape, options, plan, rank);
+        layer_traffic_[m] = ring_of_layer(all_.local_heads_shape, options, plan, rank);
     }
     void end_step() {
-        if (all_.of_documents.empty()) return;
+        if (all_.document_memory.empty()) return;
         for (const Action& action : all_.schedule.actions[size_t(all_.pp().rank())]) {
             const Stage& stage = all_.stages[size_t(all_.own.stage(action.chunk))];
             if (action.kind == ActionKind::forward)
-                ring_ +=
-                    of_layer_.at(action.micro_batch).times(stage.last_layer - stage.first_layer);
+                ring_ += layer_traffic_.at(action.micro_batch)
+                             .times(stage.last_layer - stage.first_layer);
         }
         if (!all_.experts)  // else their rows count, too (ExpertRun)
             activations_ = std::max(activations_, peak_activations(all_, {}));
         buffers_ = std::max(buffers_, peak_buffers(all_));
-        all_.of_documents.clear(), of_layer_.clear();
+        all_.document_memory.clear(), layer_traffic_.clear();
     }
     // Counts anew what is sent.
     void clear() { ring_ = {}; }
 
     // Puts what was seen in the place of what the ring would send and hold without documents.
-    // `of_run`: the prediction for all steps.
-    void correct(Prediction& of_run) const {
+    // `run_prediction`: the prediction for all steps.
+    void correct(Prediction& run_prediction) const {
         if (buffers_ < 0) return;
-        of_run.communication
+        run_prediction.communication
             .groups[ring_group(all_.context.options())][size_t(Collective::send_recv)] = ring_;
-        if (!all_.experts) of_run.memory.peak_activations = whole_bytes(activations_);
-        of_run.memory.peak_communication += buffers_ - peak_buffers(all_);  // without documents
+        if (!all_.experts) run_prediction.memory.peak_activations = whole_bytes(activations_);
+        run_prediction.memory.peak_communication +=
+            buffers_ - peak_buffers(all_);  // without documents
     }
 
 private:
     Composition& all_;
-    std::map<int, PredictedCommunication::Kind> of_layer_;  // of the step's micro-batches
+    std::map<int, PredictedCommunication::Kind> layer_traffic_;  // of the step's micro-batches
     PredictedCommunication::Kind ring_;
     double activations_ = 0;
     int64_t buffers_ = -1;

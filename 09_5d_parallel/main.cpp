@@ -45,7 +45,7 @@ void train_step(Step& step, Composition& all) {
     updates.step(step.learning_rate, squared_norm);
     if (all.experts)
         phase("loads", [&] { all.see_loads(all.experts->balance().end_step(all.experts->all())); });
-    step.sum_loss(all.of_loss());
+    step.sum_loss(all.loss_group());
     step.finish(squared_norm);
 }
 
@@ -56,7 +56,7 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     Composition all(options, shape, techniques, world);
     Updater& updates = *all.updates;
     Run run("09_5d_parallel", options, shape, all.data_slice());
-    const Prediction of_step = predict(all);
+    const Prediction step_prediction = predict(all);
     check_fits_everywhere(predict_balanced(all).memory, memory_limit(), needs_less);
     run.load(updates.start());
     ForwardOnly forward_only(all.pp(), all.schedule, all.own, shape, [&](const Batch& batch) {
@@ -69,16 +69,16 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
                                context.hooks = &updates;
                                forward_only.loss(context);
                            },
-                       .of_loss = &all.mesh.group({"pp", "cp"}),
+                       .loss_group = &all.mesh.group({"pp", "cp"}),
                        .label = "layout",
                        .technique = describe(techniques),
                        .layout = layout_of(techniques.axes),
                        .not_equal = why_not_equal(techniques.zero),
                        .bounds = bounds_of(techniques, options.dtype),
                        .imagined = world.is_imagined()};
-    Fp8Linears of_reference(techniques.precision);
+    Fp8Linears reference_linears(techniques.precision);
     if (techniques.precision.recipe.fp8()) {
-        what.plain_parts = [&](ModuleFactories& factories) { of_reference.add_to(factories); };
+        what.plain_parts = [&](ModuleFactories& factories) { reference_linears.add_to(factories); };
         what.plain_micro_batch = options.micro_batch;  // which has scales of its own
         if (techniques.tensor.tp > 1)
             what.not_equal = "scales are those of the parts of a tensor that the ranks of tp have";
@@ -95,13 +95,13 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     updates.finish();
 
     return run.finish([&](Report& report) {
-        Prediction of_run = experts ? experts->predicted(of_step) : of_step.times(options.steps);
-        documents.correct(of_run);
-        bool ok = report.memory(of_run);
-        ok = report.communication_of_run(of_run, options.steps, run.of_validation()) && ok;
+        Prediction run_prediction = experts ? experts->predicted(step_prediction) : step_prediction.times(options.steps);
+        documents.correct(run_prediction);
+        bool ok = report.memory(run_prediction);
+        ok = report.communication_of_run(run_prediction, options.steps, run.validation_communication()) && ok;
         if (report.full() || options.node_size > 0)
             print_axes(report, techniques, options.node_size);
-        if (!world.is_imagined()) report.throughput(of_step);
+        if (!world.is_imagined()) report.throughput(step_prediction);
         return ok;
     });
 }

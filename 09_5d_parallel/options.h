@@ -169,7 +169,7 @@ struct Chapter {
                       "--force-balance", "--skew", "--drop"},
                      "it changes no byte; experts are taken to get equally many rows");
         planner.add_options(options, shared);
-        options.of_training({"--recipe"}, Another::told);
+        options.training_options({"--recipe"}, Another::told);
     }
 
     LlamaConfig config(const Options& options) {

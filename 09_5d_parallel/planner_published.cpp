@@ -17,14 +17,14 @@ bool print_published(const Options& options, const StepShape& shape) {
         print(fmt::format("\n{:<30} {:>9} {:>9} {:>8} {:>8} {:>9} {:>9}", what, "predicted",
                           "published", "error", "GB", "published", "error"));
     };
-    std::vector<double> of_memory;
+    std::vector<double> memory_errors;
     int too_much = 0;  // that ran in less than they are predicted to need
     const auto line = [&](const PublishedRow& row, const Compared& c, const char* half) {
         const double gb = double(c.memory.most) / 1e9,
                      has = find_hardware(row.hardware).memory / 1e9,
                      error = gb / (row.memory_gb > 0 ? row.memory_gb : has) - 1;
         const bool known = row.memory_gb > 0, over = gb > has;
-        if (known) of_memory.push_back(error);
+        if (known) memory_errors.push_back(error);
         too_much += over;
         print(fmt::format(
             "  {:<28} {:>9.1f} {:>9.1f} {:>6.1f} % {:>8.1f} {:>9} {:>9}{}", row.name,
@@ -54,12 +54,12 @@ bool print_published(const Options& options, const StepShape& shape) {
         halves[i % 2].push_back(c.error);
         line(rows[i], c, i % 2 == 0 ? "fitted" : "held out");
     }
-    const double of_fitted = mean_error(halves[0]), held_out = mean_error(halves[1]);
+    const double fitted_error = mean_error(halves[0]), held_out = mean_error(halves[1]);
     std::vector<double> all_errors = halves[0];
     all_errors.insert(all_errors.end(), halves[1].begin(), halves[1].end());
     print(fmt::format("  mean error: {:.1f} % of the fitted half, {:.1f} % of the one held out",
-                      100 * of_fitted, 100 * held_out));
-    report.value("published", "fitted_error", of_fitted);
+                      100 * fitted_error, 100 * held_out));
+    report.value("published", "fitted_error", fitted_error);
     report.value("published", "held_out_error", held_out);
 
     Hardware h800 = find_hardware("h800");
@@ -86,12 +86,12 @@ bool print_published(const Options& options, const StepShape& shape) {
                     "these",
                     100 * (sizes[8] + sizes[9]) / 2, correlation));
     report.value("published", "playbook_rank_correlation", correlation);
-    std::ranges::sort(of_memory);
+    std::ranges::sort(memory_errors);
     print(
         fmt::format("  memory: {:.0f} to {:.0f} % off, the median {:.0f} %; {} of all rows ran in "
                     "less than they are said to need",
-                    100 * of_memory.front(), 100 * of_memory.back(),
-                    100 * of_memory[of_memory.size() / 2], too_much));
+                    100 * memory_errors.front(), 100 * memory_errors.back(),
+                    100 * memory_errors[memory_errors.size() / 2], too_much));
     report.finish();
     const bool near = mean_error(all_errors) <= 0.12;
     if (!near) print("the mean error of Megatron-LM's and Llama 3's rows is above 12 %");

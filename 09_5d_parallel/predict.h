@@ -40,12 +40,12 @@ inline std::vector<Stage> own_stages(const Composition& c) {
 
 // What attention holds besides a plain one's, for a micro-batch.
 inline AttentionMemory attention_memory(const Composition& c, int micro_batch = 0) {
-    const auto seen = c.of_documents.find(micro_batch);
-    if (seen != c.of_documents.end()) return seen->second;
+    const auto seen = c.document_memory.find(micro_batch);
+    if (seen != c.document_memory.end()) return seen->second;
     const ContextOptions& o = c.techniques.context;
     const RingPlan ring(SequenceCut(o.layout, o.ring_degree(), c.shape.seq), o.bidirectional,
                         nullptr);
-    return attention_memory(c.of_heads, o, ring, c.context.ring_rank());
+    return attention_memory(c.local_heads_shape, o, ring, c.context.ring_rank());
 }
 
 // The buffers of a layer's own communication, in bytes.
@@ -56,7 +56,7 @@ inline int64_t buffers_in_layer(const Composition& c, int micro_batch = 0) {
 // The passes of ZeRO's units in the order of this rank's actions.
 inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout) {
     const bool one_rank = c.pp().size() == 1,  // one micro-batch after the other
-        alike = c.of_documents.empty();
+        alike = c.document_memory.empty();
     const int64_t in_layer = alike ? buffers_in_layer(c) : 0;
     if (one_rank && alike)
         return walk_step(layout, c.units, c.techniques.zero, c.shape, c.schedule.micro_batches,
@@ -89,7 +89,7 @@ inline int64_t peak_buffers(Composition& c) {
     if (c.techniques.zero.stage >= 2)
         return walk_actions(c, {c.units, c.mesh, c.techniques.zero.cut}).peak();
     int64_t most = buffers_in_layer(c);
-    for (const auto& [micro_batch, memory] : c.of_documents)
+    for (const auto& [micro_batch, memory] : c.document_memory)
         most = std::max(most, buffers_in_layer(c, micro_batch));
     return most;
 }
@@ -105,8 +105,8 @@ inline double message_bytes(const Composition& c) {
 inline double peak_activations(Composition& c,
                                const std::map<int, DispatchStatistics::ByLayer>& rows) {
     const std::vector<Stage> stages = own_stages(c);
-    const bool differ = c.experts || !c.of_documents.empty();  // micro-batches
-    std::map<std::pair<int, int>, StageActivations> of;        // by micro-batch and chunk
+    const bool differ = c.experts || !c.document_memory.empty();  // micro-batches
+    std::map<std::pair<int, int>, StageActivations> of;           // by micro-batch and chunk
     const auto bytes_of = [&](const Action& action) -> const StageActivations& {
         const std::pair key(differ ? action.micro_batch : 0, action.chunk);
         if (const auto found = of.find(key); found != of.end()) return found->second;
@@ -161,14 +161,15 @@ inline Prediction predict(Composition& c) {
     p.memory.peak_communication += c.messages.mailboxes();
     // exercise 09.3 begin: two terms: the buffers of layers, the sum of the loss
     if (t.zero.stage < 2) p.memory.peak_communication += in_layer;
-    if (c.of_loss().size() > 1) p.communication.add(c.of_loss(), Collective::all_reduce, 1, 8);
+    if (c.loss_group().size() > 1)
+        p.communication.add(c.loss_group(), Collective::all_reduce, 1, 8);
     // exercise 09.3 end
 
     // 03, 04, 06: communication inside the layers; with two copies of the model each has half of
     // the micro-batches
     const int64_t A = m / c.schedule.copies();
     for (const Stage& stage : own_stages(c)) {
-        StepShape part = shape, heads = c.of_heads;
+        StepShape part = shape, heads = c.local_heads_shape;
         part.seq /= t.axes.cp, heads.config.layers = stage.last_layer - stage.first_layer;
         int64_t with_experts = 0;
         for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer)
@@ -200,9 +201,9 @@ inline Prediction predict_balanced(Composition& c) {
     const int64_t tokens = c.experts->tokens(shape.micro_batch * shape.seq);
     const DispatchStatistics::ByLayer rows =
         balanced_rows(shape.config, c.techniques.experts, tokens);
-    std::map<int, DispatchStatistics::ByLayer> of_step;
-    for (int m = 0; m < c.schedule.micro_batches; ++m) of_step[m] = rows;
-    p.memory.peak_activations = whole_bytes(peak_activations(c, of_step));
+    std::map<int, DispatchStatistics::ByLayer> rows_by_micro_batch;
+    for (int m = 0; m < c.schedule.micro_batches; ++m) rows_by_micro_batch[m] = rows;
+    p.memory.peak_activations = whole_bytes(peak_activations(c, rows_by_micro_batch));
     for (const Stage& stage : own_stages(c))
         for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer)
             if (rows.contains(layer))

@@ -92,8 +92,8 @@ public:
     }
     WatchedExperts(const WatchedExperts&) = delete;
     void end_step() { choices_.end_step(); }
-    Prediction predicted(const Prediction& of_step) const {
-        return seen_->predicted(of_step, steps_);
+    Prediction predicted(const Prediction& step_prediction) const {
+        return seen_->predicted(step_prediction, steps_);
     }
 
 private:

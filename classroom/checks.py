@@ -72,7 +72,7 @@ class Grader:
                 wrong = wrong or outcome.own_words() or "It ends before its report."
                 lines.append(Line(self.on("it runs to its end", ranks), False, said=wrong))
                 break  # what does not end would not end on more ranks either
-            known = self.of_reference(chapter, spec, ranks)
+            known = self.reference_results(chapter, spec, ranks)
             lines += self.compared(spec, ranks, data, known, outcome)
             if self.until_wrong and not all(line.ok for line in lines):
                 break
@@ -100,7 +100,7 @@ class Grader:
         json_file.unlink(missing_ok=True)
         return outcome, data
 
-    def of_reference(self, chapter, spec, ranks):
+    def reference_results(self, chapter, spec, ranks):
         """What the real program reports; kept until it is built anew."""
         program = build.real_program(self.settings, chapter)
         words = (f"{program} {program.stat().st_mtime_ns} {spec.get('args', '')} {ranks} "
@@ -206,11 +206,11 @@ class Grader:
 
     def value(self, spec, ranks, data, known):
         """One number: is, at_most, at_least, or the reference's within `within`."""
-        yours, of_reference = at(data, spec["path"]), at(known, spec["path"])
+        yours, reference_value = at(data, spec["path"]), at(known, spec["path"])
         predicted = spec.get("is", spec.get("at_most", spec.get("at_least")))
         within = spec.get("within", 0)
         if "like_reference" in spec:
-            predicted, within = of_reference, spec["like_reference"]
+            predicted, within = reference_value, spec["like_reference"]
         sign = "<= " if "at_most" in spec else ">= " if "at_least" in spec else ""
         if isinstance(yours, str) or isinstance(predicted, str):
             ok = yours == predicted
@@ -224,7 +224,7 @@ class Grader:
             ok = abs(yours - predicted) <= within * abs(predicted)
         scale = spec.get("scale", 1)
         shown = [number(v * scale if isinstance(v, (int, float)) else v)
-                 for v in (predicted, yours, of_reference)]
+                 for v in (predicted, yours, reference_value)]
         words = f"{spec['what']}: {shown[1]}"
         if shown[0]:
             words += f", should be {sign}{shown[0]}."
@@ -288,7 +288,7 @@ class Grader:
         given = describe.read_answers(self.text, self.exercise.numbers)[wanted["name"]]
         chapter = wanted.get("program", self.exercise.chapter)
         path = wanted.get("measured", "printed")
-        measured = at(self.of_reference(chapter, wanted, wanted.get("ranks", 1)), path)
+        measured = at(self.reference_results(chapter, wanted, wanted.get("ranks", 1)), path)
         if measured is None:
             raise Wrong(f"{self.exercise.id}: nothing is measured at {path}")
         measured *= wanted.get("scale", 1)

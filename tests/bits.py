@@ -65,8 +65,8 @@ def run(build, mpirun, ranks, chapter, arguments, environment):
         said = limits.read_json(file)
     summary = said["summary"]
     core = re.search(r"^Core: (.*)", done.stderr + done.stdout, re.MULTILINE)
-    memory = [{name: bytes["measured"] for name, bytes in of_rank.items()}
-              for of_rank in summary.get("memory_by_rank", [summary["memory"]])]
+    memory = [{name: bytes["measured"] for name, bytes in rank_memory.items()}
+              for rank_memory in summary.get("memory_by_rank", [summary["memory"]])]
     calls = {name: [c["calls"], c["tensor_bytes"], c["sent_bytes"]]
              for name, c in summary.get("communication", {}).items()}
     return {"losses": digest([step["loss"] for step in said["steps"]]),

@@ -107,7 +107,7 @@ fi
 # them: so the quick tests there are those of what a GPU does differently (kernels, memory, copies
 # and NCCL), and `all` adds those of options, files, pictures and predictions. The little they
 # compute on the CPU gets 2 threads each, so that they do not wait for each other's cores.
-of_gpu=$(tr -s ' \n' : <<'END'
+gpu_tests=$(tr -s ' \n' : <<'END'
 SingleGpu/Reference* SingleGpuEqual* SingleGpuMemory* SingleGpuVerify* SingleGpuReference*
 SingleGpuProfile* SingleGpu/Resume*/2 DataParallel.EqualsChapter00 DataParallel.WithCopyEngines*
 DataParallel/DataParallelRanks* DataParallelReduceDtype* Ranks/ZeroAgree*
@@ -125,8 +125,8 @@ at_once=$((all_cores < 8 ? all_cores : 8))
 chapters=$filter
 if [ "$backend" = cuda ]; then
     export OMP_NUM_THREADS=2
-    [ -n "$all" ] || chapters=--gtest_filter=$of_gpu
-    [ "$tests" != 'Long*' ] || chapters=--gtest_filter=-$of_gpu
+    [ -n "$all" ] || chapters=--gtest_filter=$gpu_tests
+    [ "$tests" != 'Long*' ] || chapters=--gtest_filter=-$gpu_tests
 fi
 if [ "$tests" != 'Long*' ]; then
     start Processes python3 tests/processes_test.py

@@ -161,8 +161,8 @@ class SweepTest(unittest.TestCase):
         self.assertEqual(results[0]["predicted_process_bytes"], 1100)
         asked = [line for line in self.started() if "--explain-layout" in line]
         self.assertIn("--dtype bf16", asked[0])
-        for of_a_run in ("--steps", "6", "--no-verify", "--data", "f.txt"):
-            self.assertNotIn(of_a_run, asked[0].split())
+        for run_option in ("--steps", "6", "--no-verify", "--data", "f.txt"):
+            self.assertNotIn(run_option, asked[0].split())
         measured = [line for line in self.started() if "--calibrate" in line]
         self.assertEqual(len(measured), 2 * 2 * 2)  # rounds, kinds of machine, ranks
         self.assertIn("step_ms: off by 30.0 % on average, 50.0 % at worst", printed)

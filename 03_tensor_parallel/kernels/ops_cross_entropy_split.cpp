@@ -25,10 +25,10 @@ RowStats combined(const float* stats, int64_t n, int64_t N) {
     for (int64_t r = 0; r < n; ++r) all.highest = std::max(all.highest, stats[r * 3 * N]);
     double sum = 0;
     for (int64_t r = 0; r < n; ++r) {
-        const float *highest = stats + r * 3 * N, *of_shard = highest + N,
-                    *at_target = of_shard + N;
+        const float *highest = stats + r * 3 * N, *shard_sum = highest + N,
+                    *at_target = shard_sum + N;
         if (*highest != -INFINITY)
-            sum += double(*of_shard) * std::exp(double(*highest) - double(all.highest));
+            sum += double(*shard_sum) * std::exp(double(*highest) - double(all.highest));
         all.at_target += *at_target;
     }
     all.sum = float(sum);

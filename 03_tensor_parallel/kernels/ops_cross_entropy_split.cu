@@ -42,12 +42,12 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
                 for (int j = 0; j < n; ++j) sum += exp_below(to_float(values[u].x[j]), highest);
     }
-    const float of_row = block_max<threads>(highest);
-    sum = block_sum<threads>(sum * exp_below(highest, of_row));
+    const float row_max = block_max<threads>(highest);
+    sum = block_sum<threads>(sum * exp_below(highest, row_max));
     if (threadIdx.x > 0) return;
     const int32_t target = targets[row];
     const int64_t at = target - first_token;
-    stats[row] = of_row;
+    stats[row] = row_max;
     stats[N + row] = sum;
     stats[2 * N + row] =
         target != ignored_target && at >= 0 && at < V ? to_float(logits[at]) : 0.0f;

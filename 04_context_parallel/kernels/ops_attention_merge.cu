@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll 1
     for (int turn = 0; turn < 32; turn += at_once) {
         const int row = turn + lane / lanes;
-        const float of_block = __shfl_sync(0xffffffffu, share, row);
+        const float block_share = __shfl_sync(0xffffffffu, share, row);
         // What has seen no key may hold anything, even NaN: it is not read.
         const bool had = seen >> row & 1, has = sees >> row & 1;
         if (begin + row >= s.Tb || (had && !has)) continue;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(threads)
                 for (int j = 0; j < n; ++j) {
                     const float sum = had ? to_float(sums[p].x[j]) : 0.0f,
                                 part = has ? to_float(parts[p].x[j]) : 0.0f;
-                    sums[p].x[j] = from_float<O>(sum + of_block * (part - sum));
+                    sums[p].x[j] = from_float<O>(sum + block_share * (part - sum));
                 }
                 store(to + at, sums[p]);
             }

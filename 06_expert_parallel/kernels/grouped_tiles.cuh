@@ -77,24 +77,24 @@ public:
             if (pair / pairs >= p_.G) return false;
             walk_.go_to(pair / pairs);
             const int in_group = cluster * (pair % pairs);
-            first = of_weight(in_group);
-            second = in_group + 1 < tiles ? of_weight(in_group + 1) : without_rows(first);
+            first = weight_work(in_group);
+            second = in_group + 1 < tiles ? weight_work(in_group + 1) : without_rows(first);
         } else {
             if (!walk_.find(index / across_)) return false;
-            first = of_rows(index);
-            second = walk_.find((index + 1) / across_) ? of_rows(index + 1) : without_rows(first);
+            first = rows_work(index);
+            second = walk_.find((index + 1) / across_) ? rows_work(index + 1) : without_rows(first);
         }
         first.shares = second.shares = first.group == second.group && first.column == second.column;
         return true;
     }
 
 private:
-    __device__ Work of_weight(int in_group) const {
+    __device__ Work weight_work(int in_group) const {
         const Tile tile = tile_at(in_group, down_, across_, tiles_below);
         return {walk_.group,      tile.row * tile_rows, p_.M, tile.column * tile_columns,
                 int(walk_.begin), int(walk_.end),       0};
     }
-    __device__ Work of_rows(int index) const {
+    __device__ Work rows_work(int index) const {
         const Tile tile = tile_at(index - int(walk_.first_tile) * across_,
                                   int(walk_.next_tile - walk_.first_tile), across_, tiles_below);
         return {walk_.group,

@@ -58,8 +58,8 @@ void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const
     for (int64_t part = 0; part < S; ++part) {
         std::vector<double> sum(size_t(E), 0.0), count(size_t(E), 0.0);
         for (int64_t n = part * (N / S); n < (part + 1) * (N / S); ++n) {
-            const double of_sum = share(s + n * E, E, normalise);
-            for (int64_t e = 0; e < E; ++e) sum[size_t(e)] += double(s[n * E + e]) * of_sum;
+            const double token_share = share(s + n * E, E, normalise);
+            for (int64_t e = 0; e < E; ++e) sum[size_t(e)] += double(s[n * E + e]) * token_share;
             for (int64_t j = 0; j < k; ++j)
                 if (chosen[n * k + j] >= 0) ++count[size_t(chosen[n * k + j])];
         }
@@ -74,13 +74,13 @@ void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& score
     const float *const s = scores.as<float>(), *const f = factors.as<float>();
     float* const d = dscores.as<float>();
     for (int64_t n = 0; n < N; ++n) {
-        const float *const of_token = s + n * E, *const of_segment = f + n / (N / S) * E;
-        const double of_sum = share(of_token, E, normalise);
+        const float *const token_scores = s + n * E, *const segment_factors = f + n / (N / S) * E;
+        const double token_share = share(token_scores, E, normalise);
         double along = 0;  // of a quotient's gradient: the part along p
         for (int64_t e = 0; normalise && e < E; ++e)
-            along += double(of_segment[e]) * double(of_token[e]) * of_sum;
+            along += double(segment_factors[e]) * double(token_scores[e]) * token_share;
         for (int64_t e = 0; e < E; ++e)
-            d[n * E + e] = float((double(of_segment[e]) - along) * of_sum);
+            d[n * E + e] = float((double(segment_factors[e]) - along) * token_share);
     }
 }
 

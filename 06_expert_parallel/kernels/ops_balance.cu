@@ -64,12 +64,12 @@ __global__ void gradient(float* dscores, const float* factors, const float* scor
                          int64_t tokens, int E, bool normalise) {
     const int64_t n = int64_t(blockIdx.x) * threads + threadIdx.x;
     if (n >= N) return;
-    const float *of_token = scores + n * E, *of_segment = factors + n / tokens * E;
-    const float of_sum = share(of_token, E, normalise);
+    const float *token_scores = scores + n * E, *segment_factors = factors + n / tokens * E;
+    const float token_share = share(token_scores, E, normalise);
     float along = 0;  // of a quotient's gradient: the part along p
     if (normalise)
-        for (int e = 0; e < E; ++e) along += of_segment[e] * of_token[e] * of_sum;
-    for (int e = 0; e < E; ++e) dscores[n * E + e] = (of_segment[e] - along) * of_sum;
+        for (int e = 0; e < E; ++e) along += segment_factors[e] * token_scores[e] * token_share;
+    for (int e = 0; e < E; ++e) dscores[n * E + e] = (segment_factors[e] - along) * token_share;
 }
 
 __device__ float log_sum_exp(const float* x, int n) {
@@ -152,9 +152,9 @@ void balance_statistics(Tensor counts, Tensor sums, const Tensor& experts, const
     LAUNCH(statistics, grid, threads, 0)
     (data<float>(part_counts), data<float>(part_sums), data<const int32_t>(experts),
      data<const float>(scores), data<const float>(inverse), N / S, int(E), int(k));
-    for (const auto& [out, of_parts] : {std::pair{counts, part_counts}, {sums, part_sums}})
+    for (const auto& [out, partial] : {std::pair{counts, part_counts}, {sums, part_sums}})
         LAUNCH(sum_parts, blocks(S * E), threads, 0)
-    (data<float>(out), data<const float>(of_parts), parts, E, S * E);
+    (data<float>(out), data<const float>(partial), parts, E, S * E);
 }
 
 void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& scores, bool normalise) {

@@ -58,12 +58,12 @@ inline void check_sort(const Tensor& counts, const Tensor& order, const Tensor& 
 struct RankSizes {
     int64_t N, ranks, k;
 };
-// of_ranks: ranks of ranks_of_experts, place of experts_of_rows
-inline RankSizes rank_sizes(const Tensor& of_ranks, const Tensor& experts, int64_t each) {
-    const RankSizes n = {experts.rows(), of_ranks.cols(), experts.cols()};
-    check(of_ranks.dtype() == DType::int32 && experts.dtype() == DType::int32,
+// by_rank: ranks of ranks_of_experts, place of experts_of_rows
+inline RankSizes rank_sizes(const Tensor& by_rank, const Tensor& experts, int64_t each) {
+    const RankSizes n = {experts.rows(), by_rank.cols(), experts.cols()};
+    check(by_rank.dtype() == DType::int32 && experts.dtype() == DType::int32,
           "ranks_of_experts, experts_of_rows: int32");
-    check(of_ranks.numel() == n.N * n.ranks,
+    check(by_rank.numel() == n.N * n.ranks,
           "ranks_of_experts, experts_of_rows: a column for each rank, a row for each token");
     check(each >= 1, "ranks_of_experts, experts_of_rows: a rank has experts");
     return n;

@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(threads, 2)  // 2 blocks per SM: at most 128 r
     float sum[2][2][4][4] = {};
     // exercise 07.7 begin: a float4 of A, transposed, and one of B; 8 x 8 products a thread
     for (int64_t k0 = 0; k0 < K; k0 += k_step) {
-        const float4 of_a = load4(A, M, K, row0 + a_row, k0 + a_k);
-        a[a_k + 0][a_row] = of_a.x, a[a_k + 1][a_row] = of_a.y, a[a_k + 2][a_row] = of_a.z,
-                a[a_k + 3][a_row] = of_a.w;
+        const float4 loaded_a = load4(A, M, K, row0 + a_row, k0 + a_k);
+        a[a_k + 0][a_row] = loaded_a.x, a[a_k + 1][a_row] = loaded_a.y,
+                a[a_k + 2][a_row] = loaded_a.z, a[a_k + 3][a_row] = loaded_a.w;
         *reinterpret_cast<float4*>(&b[b_k][b_column]) =
             load4(B, K, N, k0 + b_k, column0 + b_column);
         __syncthreads();

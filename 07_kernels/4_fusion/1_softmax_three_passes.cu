@@ -18,11 +18,11 @@ namespace ultrascale::kernels {
 namespace {
 
 __device__ float block_max(float x) {
-    __shared__ float of_warp[32];
+    __shared__ float warp_maxima[32];
     x = warp_max(x);
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = x;
+    if (threadIdx.x % 32 == 0) warp_maxima[threadIdx.x / 32] = x;
     __syncthreads();
-    for (unsigned w = 0; w < blockDim.x / 32; ++w) x = fmaxf(x, of_warp[w]);
+    for (unsigned w = 0; w < blockDim.x / 32; ++w) x = fmaxf(x, warp_maxima[w]);
     return x;
 }
 

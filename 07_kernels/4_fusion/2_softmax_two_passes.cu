@@ -17,13 +17,13 @@ namespace {
 
 __global__ void softmax(__nv_bfloat16* y, const __nv_bfloat16* x, int64_t columns) {
     x += blockIdx.x * columns, y += blockIdx.x * columns;
-    rows::MaxSum of_thread;
+    rows::MaxSum partial;
     for (int64_t i = threadIdx.x; i < columns; i += blockDim.x) {
-        const float number = __bfloat162float(x[i]), larger = fmaxf(of_thread.max, number);
-        of_thread.sum = of_thread.sum * __expf(of_thread.max - larger) + __expf(number - larger);
-        of_thread.max = larger;
+        const float number = __bfloat162float(x[i]), larger = fmaxf(partial.max, number);
+        partial.sum = partial.sum * __expf(partial.max - larger) + __expf(number - larger);
+        partial.max = larger;
     }
-    const rows::MaxSum row = rows::block_max_sum(of_thread);
+    const rows::MaxSum row = rows::block_max_sum(partial);
     const float factor = 1.0f / row.sum;
     for (int64_t i = threadIdx.x; i < columns; i += blockDim.x)
         y[i] = __float2bfloat16_rn(__expf(__bfloat162float(x[i]) - row.max) * factor);

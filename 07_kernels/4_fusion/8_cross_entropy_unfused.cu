@@ -14,10 +14,10 @@ namespace {
 
 __global__ void softmax(float* p, const __nv_bfloat16* logits, int64_t columns) {
     p += blockIdx.x * columns, logits += blockIdx.x * columns;
-    rows::MaxSum of_thread;
+    rows::MaxSum partial;
     for (int64_t i = threadIdx.x; i < columns; i += blockDim.x)
-        of_thread.add(rows::Pack<1>{logits[i]});
-    const rows::MaxSum row = rows::block_max_sum(of_thread);
+        partial.add(rows::Pack<1>{logits[i]});
+    const rows::MaxSum row = rows::block_max_sum(partial);
     const float factor = 1.0f / row.sum;
     for (int64_t i = threadIdx.x; i < columns; i += blockDim.x)
         p[i] = __expf(__bfloat162float(logits[i]) - row.max) * factor;

@@ -9,7 +9,7 @@ namespace ultrascale::kernels {
 namespace {
 
 // What the problems have in common.
-Problem of_rows(const char* name) {
+Problem row_problem(const char* name) {
     Problem problem{.name = name, .dimensions = {"rows", "columns"}};
     problem.timed = {{16384, 8192}};
     problem.observed = {{4, 8192}};  // as wide as the timed one
@@ -40,7 +40,7 @@ void norm_in_place(double* x, const float* weight, int64_t n) {
 }  // namespace
 
 std::vector<Problem> fusion() {
-    Problem softmax = of_rows("softmax");
+    Problem softmax = row_problem("softmax");
     softmax.inputs = [](const Sizes& s) { return std::vector<Input>{{{s[0], s[1]}, DType::bf16}}; };
     softmax.reference = [](const Sizes& s, const HostInputs& in, int64_t row, double* out) {
         softmax_of(&in[0][size_t(row * s[1])], s[1], out);
@@ -49,7 +49,7 @@ std::vector<Problem> fusion() {
     softmax.bytes = [](const Sizes& s) { return 4 * elements(s); };
 
     // (x, weight) -> x * rsqrt(mean(x²) + 1e-5) * weight
-    Problem norm = of_rows("rms norm");
+    Problem norm = row_problem("rms norm");
     norm.inputs = [](const Sizes& s) {
         return std::vector<Input>{{{s[0], s[1]}, DType::bf16}, {{s[1]}, DType::bf16}};
     };
@@ -62,7 +62,7 @@ std::vector<Problem> fusion() {
     norm.bytes = [](const Sizes& s) { return 4 * elements(s) + 2.0 * double(s[1]); };
 
     // (x, residual, weight) -> (2, rows, columns): s = x + residual, and its norm
-    Problem residual = of_rows("rms norm + residual");
+    Problem residual = row_problem("rms norm + residual");
     residual.inputs = [](const Sizes& s) {
         return std::vector<Input>{
             {{s[0], s[1]}, DType::bf16}, {{s[0], s[1]}, DType::bf16}, {{s[1]}, DType::bf16}};
@@ -79,7 +79,7 @@ std::vector<Problem> fusion() {
     residual.bytes = [](const Sizes& s) { return 8 * elements(s) + 2.0 * double(s[1]); };
 
     // (logits, targets) -> the gradient of the mean loss with respect to the logits
-    Problem loss = of_rows("cross-entropy");
+    Problem loss = row_problem("cross-entropy");
     loss.timed = {{8192, 49152}};
     loss.observed = {{2, 49152}};
     loss.awkward.push_back({2, 60000});  // more than shared memory holds on the smallest GPUs

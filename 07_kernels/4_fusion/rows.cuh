@@ -27,12 +27,12 @@ template <int n>
 using Pack = ultrascale::Pack<__nv_bfloat16, n>;
 
 __device__ inline float block_sum(float x) {
-    __shared__ float of_warp[32];
+    __shared__ float warp_sums[32];
     const unsigned lane = threadIdx.x % 32;
     x = warp_sum(x);
-    if (lane == 0) of_warp[threadIdx.x / 32] = x;
+    if (lane == 0) warp_sums[threadIdx.x / 32] = x;
     __syncthreads();
-    return warp_sum(lane < blockDim.x / 32 ? of_warp[lane] : 0.0f);
+    return warp_sum(lane < blockDim.x / 32 ? warp_sums[lane] : 0.0f);
 }
 
 // What softmax needs to know about a row, in one pass (Milakov & Gimelshein 2018): the largest

@@ -180,12 +180,12 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                         shared.scale[place.stage] + part * block + threadIdx.x % 4 * 2;
 #pragma unroll
                     for (int j = 0; j < block / 8; ++j) {
-                        Pack<float, 2> of_column = {{scales.b[part], scales.b[part]}};
-                        if constexpr (b_tiles) of_column = load<2>(columns + 8 * j);
+                        Pack<float, 2> column_scales = {{scales.b[part], scales.b[part]}};
+                        if constexpr (b_tiles) column_scales = load<2>(columns + 8 * j);
 #pragma unroll
                         for (int i = 0; i < 4; ++i)
                             sum[part * block / 8 + j][i] +=
-                                scales.a[i / 2] * of_column.x[i % 2] * P[j][i];
+                                scales.a[i / 2] * column_scales.x[i % 2] * P[j][i];
                     }
                 }
                 if constexpr (b_tiles) {  // all threads have read the columns' scales

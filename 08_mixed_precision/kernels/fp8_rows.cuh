@@ -115,15 +115,15 @@ __device__ void scale_and_store(const Output<F>& out, const Pack<T, n> (&packs)[
     }
 #pragma unroll
     for (int p = 0; p < count; ++p) {
-        float of_pack = factor;
+        float pack_factor = factor;
         if constexpr (kind == ScaleGroup::tile) {
             constexpr int lanes = scale_block / n;
-            of_pack = __shfl_sync(0xffffffffu, factor, p * (lanes / count), lanes);
+            pack_factor = __shfl_sync(0xffffffffu, factor, p * (lanes / count), lanes);
         }
         float x[n];
         to_floats(x, packs[p]);
         if (const int column = at.first + p * at.stride; column < at.columns)
-            store_codes(out.y + at.row * at.columns + column, x, of_pack);
+            store_codes(out.y + at.row * at.columns + column, x, pack_factor);
     }
 }
 

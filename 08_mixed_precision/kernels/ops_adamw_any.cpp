@@ -38,7 +38,7 @@ void round_stochastically(Bits* to, const float* from, float scale, const AdamWA
     std::array<uint32_t, 4> words = {};
     for (int64_t i = 0; i < n; ++i) {
         const uint64_t index = first + uint64_t(i);
-        if (i == 0 || index % 4 == 0) words = item.rounding->of_block(index / 4);
+        if (i == 0 || index % 4 == 0) words = item.rounding->block_bits(index / 4);
         to[begin + i] =
             Bits(Format::encode_stochastic(from[i] * factor, words[index % 4], Overflow::saturate));
     }
@@ -61,24 +61,24 @@ void narrow_value(const AdamWAnyItem& item, const float* from, float scale, int6
     }
 }
 
-// m (of_v = 0) or v (1).
+// m (is_v = 0) or v (1).
 template <class Format>
 void round_state(const Tensor& to, const float* from, float scale, const AdamWAnyItem& item,
-                 uint64_t of_v, int64_t begin, int64_t n) {
+                 uint64_t is_v, int64_t begin, int64_t n) {
     uint8_t* const x = static_cast<uint8_t*>(to.data()) + begin;
     const float factor = 1 / scale;
     for (int64_t i = 0; i < n; ++i) {
-        const uint64_t index = 2 * (item.first + uint64_t(begin + i)) + of_v;
+        const uint64_t index = 2 * (item.first + uint64_t(begin + i)) + is_v;
         const uint32_t random = item.state_rounding->bits(index);
         x[i] = uint8_t(Format::encode_stochastic(from[i] * factor, random, Overflow::saturate));
     }
 }
 void narrow_state(const Tensor& to, const float* from, float scale, const AdamWAnyItem& item,
-                  uint64_t of_v, int64_t begin, int64_t n) {
+                  uint64_t is_v, int64_t begin, int64_t n) {
     if (item.state_rounding && to.dtype() == DType::e4m3)
-        return round_state<formats::E4m3>(to, from, scale, item, of_v, begin, n);
+        return round_state<formats::E4m3>(to, from, scale, item, is_v, begin, n);
     if (item.state_rounding && to.dtype() == DType::e5m2)
-        return round_state<formats::E5m2>(to, from, scale, item, of_v, begin, n);
+        return round_state<formats::E5m2>(to, from, scale, item, is_v, begin, n);
     narrow(to, from, scale, begin, n);
 }
 
@@ -128,8 +128,8 @@ void update(const AdamWAnyItem& item, const AdamWFactors& factors) {
                                                  largest_of(b.v, n)};
         });
         std::array<float, 3> amax = {};
-        for (const auto& of_block : magnitudes)
-            for (size_t i = 0; i < 3; ++i) amax[i] = std::max(amax[i], of_block[i]);
+        for (const auto& block_amax : magnitudes)
+            for (size_t i = 0; i < 3; ++i) amax[i] = std::max(amax[i], block_amax[i]);
         for (size_t i = 0; i < all.size(); ++i)  // the value is the master, rounded
             if (*all[i].scale)
                 scales[i] = scale_for(amax[i == 0 ? 0 : i - 1],

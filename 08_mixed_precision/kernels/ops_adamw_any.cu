@@ -120,10 +120,10 @@ __device__ void store_stochastic(const Item& item, const float (&from)[4], float
                                  bool packs) {
     // Elements i .. i + 3 of the item are two blocks' of its stream, unless it begins at one.
     const uint64_t at = item.first + uint64_t(i);
-    const std::array<uint32_t, 4> here = item.random.of_block(at / 4);
+    const std::array<uint32_t, 4> here = item.random.block_bits(at / 4);
     std::array<uint32_t, 4> random = here;
     if (at % 4 != 0) {
-        const std::array<uint32_t, 4> next = item.random.of_block(at / 4 + 1);
+        const std::array<uint32_t, 4> next = item.random.block_bits(at / 4 + 1);
         for (uint64_t j = 0; j < 4; ++j)
             random[j] = at % 4 + j < 4 ? here[at % 4 + j] : next[at % 4 + j - 4];
     }
@@ -140,25 +140,25 @@ __device__ void store_stochastic(const Item& item, const float (&from)[4], float
     }
 }
 
-// m (of_v = 0) or v (1) in fp8: elements i .. i + 3 have the bits 2 (first + i) + of_v ...
+// m (is_v = 0) or v (1) in fp8: elements i .. i + 3 have the bits 2 (first + i) + is_v ...
 template <class Format>
 __device__ void store_state_rounded(const Array& a, const Item& item, const float (&from)[4],
-                                    float scale, uint64_t of_v, int64_t i, bool packs) {
+                                    float scale, uint64_t is_v, int64_t i, bool packs) {
     uint8_t* const to = static_cast<uint8_t*>(a.x) + i;
     for (int j = 0; j < 4; ++j) {
         if (j > 0 && !packs) break;
-        const uint64_t at = 2 * (item.first + uint64_t(i + j)) + of_v;
-        const uint32_t random = item.state_random.of_block(at / 4)[at % 4];
+        const uint64_t at = 2 * (item.first + uint64_t(i + j)) + is_v;
+        const uint32_t random = item.state_random.block_bits(at / 4)[at % 4];
         to[j] = uint8_t(
             Format::encode_stochastic(from[j] * (1.0f / scale), random, Overflow::saturate));
     }
 }
 __device__ void store_state(const Array& a, const Item& item, const float (&from)[4], float scale,
-                            uint64_t of_v, int64_t i, bool packs) {
+                            uint64_t is_v, int64_t i, bool packs) {
     if (item.rounds_states && a.dtype == DType::e4m3)
-        store_state_rounded<formats::E4m3>(a, item, from, scale, of_v, i, packs);
+        store_state_rounded<formats::E4m3>(a, item, from, scale, is_v, i, packs);
     else if (item.rounds_states && a.dtype == DType::e5m2)
-        store_state_rounded<formats::E5m2>(a, item, from, scale, of_v, i, packs);
+        store_state_rounded<formats::E5m2>(a, item, from, scale, is_v, i, packs);
     else
         store_scaled(a, from, scale, i, packs);
 }
@@ -183,8 +183,8 @@ __global__ void __launch_bounds__(threads)
         f.max_norm > 0 ? float(fmin(1.0, f.max_norm / (sqrt(*squared_norm) + 1e-6))) : 1.0f;
     const int64_t begin = (chunk - item.first_chunk) * chunk_size,
                   count = min(chunk_size, item.count - begin);
-    const float of_master = scale_of(item.master), of_m = scale_of(item.m), of_v = scale_of(item.v),
-                of_gradient = scale_of(item.gradient);
+    const float master_scale = scale_of(item.master), m_scale = scale_of(item.m),
+                v_scale = scale_of(item.v), gradient_scale = scale_of(item.gradient);
     Scales scales = {{1, 1, 1, 1}};
     if (new_scales) scales = new_scales[index];
     float largest[3] = {};
@@ -194,10 +194,10 @@ __global__ void __launch_bounds__(threads)
                      old_m = load_elements(item.m, i, packs),
                      old_v = load_elements(item.v, i, packs),
                      gradients = load_elements(item.gradient, i, packs);
-        convert(p, old_p, item.master, of_master);
-        convert(m, old_m, item.m, of_m);
-        convert(v, old_v, item.v, of_v);
-        convert(g, gradients, item.gradient, of_gradient);
+        convert(p, old_p, item.master, master_scale);
+        convert(m, old_m, item.m, m_scale);
+        convert(v, old_v, item.v, v_scale);
+        convert(g, gradients, item.gradient, gradient_scale);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             if (j > 0 && !packs) break;
@@ -304,9 +304,9 @@ void adamw_any(const std::vector<AdamWAnyItem>& items, const Tensor& squared_nor
         largest_numbers.push_back(numbers);
     }
     if (chunks == 0) return;
-    const AdamWFactors of_all = adamw_factors(s, 0, 1);
-    const Factors factors = {s.beta1, s.beta2,   of_all.step_size, of_all.root_correction,
-                             s.eps,   s.max_norm};
+    const AdamWFactors step_factors = adamw_factors(s, 0, 1);
+    const Factors factors = {
+        s.beta1, s.beta2, step_factors.step_size, step_factors.root_correction, s.eps, s.max_norm};
     const Tensor on_device = list_on_device(list), numbers = list_on_device(largest_numbers);
     const auto workspace = [](int64_t structs) {
         return Tensor::empty({structs, 4}, DType::fp32, Memory::workspace);

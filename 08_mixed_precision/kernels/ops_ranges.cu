@@ -20,16 +20,16 @@ template <class T>
 __global__ void scales_of_columns(float* scales, float* inverses, const T* x, int64_t R,
                                   int64_t C) {
     constexpr int parts = threads / columns;
-    __shared__ float of_part[parts][columns];
+    __shared__ float part_maxima[parts][columns];
     const int lane = int(threadIdx.x) % columns, part = int(threadIdx.x) / columns;
     const int64_t c = int64_t(blockIdx.x) * columns + lane;
     float most = 0;
     if (c < C)
         for (int64_t r = part; r < R; r += parts) most = fmaxf(most, fabsf(to_float(x[r * C + c])));
-    of_part[part][lane] = most;
+    part_maxima[part][lane] = most;
     __syncthreads();
     if (part != 0 || c >= C) return;
-    for (int p = 1; p < parts; ++p) most = fmaxf(most, of_part[p][lane]);
+    for (int p = 1; p < parts; ++p) most = fmaxf(most, part_maxima[p][lane]);
     const float scale = most > 0 ? power_of_two_above(most) : 1.0f;
     scales[c] = scale, inverses[c] = 1 / scale;
 }

@@ -52,12 +52,12 @@ inline void check_known(const Options& options, const Techniques& t) {
 }
 
 // Why a run with these options would refuse the layout, or "".
-inline std::string why_refused(const Options& given, const StepShape& of_model, const Techniques& t,
-                               const Plan& plan) {
+inline std::string why_refused(const Options& given, const StepShape& model_shape,
+                               const Techniques& t, const Plan& plan) {
     Options options = given;
     options.micro_batch = plan.micro_batch, options.grad_accum = plan.micro_batches;
     options.recompute = plan.recompute;
-    StepShape shape = of_model;
+    StepShape shape = model_shape;
     shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
     try {
         Techniques techniques = plan.techniques();

@@ -105,7 +105,7 @@ private:
         const int64_t n = gpu_ ? 8192 : 512, small = n / 8;
         const auto large = product(n);
         for (double heated = 0; gpu_ && heated < 1;) heated += 10 * seconds_per_call(large, 10);
-        const double of_large = seconds(large), large_rate = rate(n, of_large),
+        const double large_seconds = seconds(large), large_rate = rate(n, large_seconds),
                      c = std::cbrt(large_rate / rate(small, seconds(product(small))));
         // Both rates are limit / (1 + half/n)^3, so that (1 + half/small) = c (1 + half/n).
         h.product_half = std::max((c - 1) / (1 / double(small) - c / double(n)), 0.0);
@@ -120,7 +120,7 @@ private:
         const ops::Quantised a = in_8_bits(), b = in_8_bits();
         const Tensor x = random({n, n}), d = tensor({n, n});
         ops::quantise(a, {}, x, {}), ops::quantise(b, {}, x, {});
-        h.fp8_times = of_large / seconds([&] { ops::matmul_fp8(d, a, b, {}); });
+        h.fp8_times = large_seconds / seconds([&] { ops::matmul_fp8(d, a, b, {}); });
     }
     void measure_attention(Hardware& h) const {
         const int64_t T = gpu_ ? 4096 : 128, H = 8, D = gpu_ ? 128 : 16;

@@ -37,7 +37,7 @@ public:
     // A step of this layout, by the formulas above.
     StepCost of(const Plan& plan) {
         const LayerCosts costs(shape_, hw_, plan);
-        const std::vector<UnitCost> ranks = of_ranks(plan, costs);
+        const std::vector<UnitCost> ranks = rank_costs(plan, costs);
         const double p = double(plan.pp), m = double(plan.micro_batches), v = plan.chunks;
         StepCost step;
         double slowest = 0, sum = 0;
@@ -67,8 +67,8 @@ public:
                tokens / (seconds * hw_.peak * double(plan.ranks()));
     }
     // What each rank of the pipeline takes for a micro-batch, first stage first.
-    std::vector<UnitCost> of_ranks(const Plan& plan) {
-        return of_ranks(plan, LayerCosts(shape_, hw_, plan));
+    std::vector<UnitCost> rank_costs(const Plan& plan) {
+        return rank_costs(plan, LayerCosts(shape_, hw_, plan));
     }
     // Seconds of a message from each place to the next one (layer_calls.h).
     std::vector<double> messages(const Plan& plan) const {
@@ -76,7 +76,7 @@ public:
     }
 
 private:
-    std::vector<UnitCost> of_ranks(const Plan& plan, const LayerCosts& costs) {
+    std::vector<UnitCost> rank_costs(const Plan& plan, const LayerCosts& costs) {
         const LlamaConfig& c = shape_.config;
         const UnitCost dense = costs.layer(false), head = costs.head(),
                        embedding = costs.embedding(),
@@ -129,18 +129,18 @@ private:
     double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
         const MemoryModel::Elements e = memory_.elements(plan, 0);
         const Spread all = together(plan, {PlanAxis::dp, PlanAxis::cp, PlanAxis::ep}),
-                     of_experts = together(plan, {PlanAxis::dp, PlanAxis::cp});
+                     expert_spread = together(plan, {PlanAxis::dp, PlanAxis::cp});
         const ZeroOptions& o = plan.states;
         const double m = double(plan.micro_batches),
                      layers =
                          std::max(1.0, std::round(double(shape_.config.layers) / double(plan.pp))),
-                     of_grads = e.all() * double(dtype_bytes(shape_.grad_dtype)),
-                     units =
-                         plan.zero > 0 ? layers : std::max(1.0, std::ceil(of_grads / plan.bucket));
+                     grad_bytes = e.all() * double(dtype_bytes(shape_.grad_dtype)),
+                     units = plan.zero > 0 ? layers
+                                           : std::max(1.0, std::ceil(grad_bytes / plan.bucket));
         const Links links = hw_.links();
         const auto seconds = [&](Collective kind, double bytes, double others) {
             return units * (links.call(kind, others * bytes / units, all) +
-                            links.call(kind, e.experts * bytes / units, of_experts));
+                            links.call(kind, e.experts * bytes / units, expert_spread));
         };
         const double slows = links.of(all).collective_slows;
         const auto seen = [&](double communication, double under) {
@@ -166,21 +166,22 @@ private:
         const auto gather = [&](double others) {
             return seconds(Collective::all_gather, width(gathers, shape_.model.dtype), others);
         };
-        const double of_all = gather(e.others);
+        const double gather_seconds = gather(e.others);
         if (plan.zero == 0) {
             step.data = seen(
                 seconds(Collective::all_reduce, double(dtype_bytes(shape_.grad_dtype)), e.others),
                 backward);
         } else if (plan.zero < 3) {
-            step.data = (plan.zero == 2 ? m : 1) * seen(scatter, backward) + seen(of_all, forward);
-        } else if (o.keep_gathered) {
-            step.data = seen(of_all, forward) + m * seen(scatter, backward);
-        } else {  // the head's are still there when its backward comes
             step.data =
-                m * (seen(of_all, forward) + seen(gather(e.others - e.head) + scatter, backward));
+                (plan.zero == 2 ? m : 1) * seen(scatter, backward) + seen(gather_seconds, forward);
+        } else if (o.keep_gathered) {
+            step.data = seen(gather_seconds, forward) + m * seen(scatter, backward);
+        } else {  // the head's are still there when its backward comes
+            step.data = m * (seen(gather_seconds, forward) +
+                             seen(gather(e.others - e.head) + scatter, backward));
         }
         const double others = plan.zero == 0 ? 1 : 1 / all.ranks,
-                     experts = plan.zero == 0 ? 1 : 1 / of_experts.ranks;
+                     experts = plan.zero == 0 ? 1 : 1 / expert_spread.ranks;
         // What ranks of tp have whole saw other tokens on each: its sums are summed once more.
         if (plan.tp > 1 && plan.tensor.sequence_parallel)
             step.data += layers * links.call(Collective::all_reduce,

@@ -179,11 +179,11 @@ private:
     // layers.
     struct Moments {
         double embedding = 0, loss = 0, head = 0, layers = 0;
-        double of_a_layer = 0;  // what forward keeps of one
+        double kept_per_layer = 0;  // what forward keeps of one
     };
     static double most_together(const Moments& m, const Buffers& b) {
         return std::max({m.embedding + b.embedding, m.loss + b.loss, m.head + b.head,
-                         m.layers + b.last, m.layers - m.of_a_layer + b.layer});
+                         m.layers + b.last, m.layers - m.kept_per_layer + b.layer});
     }
     const Moments& moments_of(const Plan& plan) {
         const auto key = std::tuple(plan.tp, plan.cp, plan.micro_batch, plan.recompute);
@@ -200,7 +200,7 @@ private:
             most = std::max(most, moment.bytes());
         }
         sizes.layers = 1, sizes.embedding = sizes.head = false;
-        m.of_a_layer = kept_activations(sizes).after_forward;
+        m.kept_per_layer = kept_activations(sizes).after_forward;
         return moments_.emplace(key, m).first->second;
     }
 
@@ -245,8 +245,8 @@ private:
             std::tuple(plan.tp, plan.cp, plan.ep, plan.micro_batch, plan.recompute,
                        stage.last_layer - stage.first_layer, stage.embedding, stage.head,
                        shape_.config.experts.count > 0 ? stage.first_layer : 0);
-        const auto found = of_stage_.find(key);
-        if (found != of_stage_.end()) return found->second;
+        const auto found = stage_bytes_.find(key);
+        if (found != stage_bytes_.end()) return found->second;
         const LocalSizes sizes = sizes_of(plan, stage);
         StageActivations bytes;
         if (shape_.config.experts.count > 0) {
@@ -261,7 +261,7 @@ private:
         }
         bytes.message = double(plan.micro_batch * sizes.stream_tokens * sizes.hidden *
                                dtype_bytes(shape_.model.dtype));
-        return of_stage_.emplace(key, bytes).first->second;
+        return stage_bytes_.emplace(key, bytes).first->second;
     }
 
     double activations(const Plan& plan, int place) {
@@ -269,8 +269,8 @@ private:
         for (int chunk = 0; chunk < plan.chunks; ++chunk)
             chunks.push_back(&stage_of(plan, stages(plan)[size_t(chunk * plan.pp + place)]));
         if (plan.pp == 1) return chunks[0]->most();
-        const OfStep& of_step = step(plan);
-        return walk_memory(of_step.schedule, of_step.messages, place,
+        const OfStep& step_plan = step(plan);
+        return walk_memory(step_plan.schedule, step_plan.messages, place,
                            [&](const Action& action) -> const StageActivations& {
                                return *chunks[size_t(action.chunk)];
                            })
@@ -286,7 +286,7 @@ private:
     std::map<
         std::tuple<int64_t, int64_t, int64_t, int64_t, Recompute, int64_t, bool, bool, int64_t>,
         StageActivations>
-        of_stage_;
+        stage_bytes_;
 };
 
 }  // namespace ultrascale::five_d

@@ -234,8 +234,8 @@ private:
                 stands_against("{} of a replica are not micro-batches of {}", own, micro_batch);
                 continue;
             }
-            for (const int of_rank : chunks) {
-                plan.chunks = of_rank;
+            for (const int chunks_per_rank : chunks) {
+                plan.chunks = chunks_per_rank;
                 if (const std::string reason = why_not(for_, plan); !reason.empty()) {
                     stands_against("{}", reason);
                     continue;
@@ -258,7 +258,7 @@ private:
         if (r.plan.pp == 1 || r.plan.pp * r.plan.micro_batches * r.plan.chunks > 20'000) return;
         const Schedule schedule = plan_schedule(r.plan, int(r.plan.micro_batches));
         Costs costs{.links = cost_.messages(r.plan)};
-        const std::vector<UnitCost> ranks = cost_.of_ranks(r.plan);
+        const std::vector<UnitCost> ranks = cost_.rank_costs(r.plan);
         for (int s = 0; s < schedule.stages; ++s) {
             const UnitCost& of = ranks[size_t(s % int(r.plan.pp))];
             costs.stages.push_back(

@@ -65,7 +65,7 @@ inline std::vector<PublishedRow> published_rows() {
     const auto megatron = [&](const char* name, int64_t h, int64_t L, int64_t tp, int64_t pp,
                               double tflops) {
         const int64_t sequences = 4 * pp,  // of a replica
-            layers = L / pp, of_chunk = layers > most_chunks ? 2 : 1;
+            layers = L / pp, layers_per_chunk = layers > most_chunks ? 2 : 1;
         rows.push_back({.name = fmt::format("Megatron-LM {}", name),
                         .shape = published_shape(L, h, 128, 0, 8 * h / 3, 131072, false, 4096),
                         .plan = {.dp = 48,
@@ -74,7 +74,7 @@ inline std::vector<PublishedRow> published_rows() {
                                  .zero = 1,
                                  .micro_batch = pp == 1 ? sequences : 1,
                                  .micro_batches = pp == 1 ? 1 : sequences,
-                                 .chunks = pp == 1 ? 1 : int(layers / of_chunk)},
+                                 .chunks = pp == 1 ? 1 : int(layers / layers_per_chunk)},
                         .mfu = 100 * tflops / 989.5,
                         .looks_up = true});
     };
@@ -226,12 +226,12 @@ inline double rank_correlation(const std::vector<double>& a, const std::vector<d
     };
     const std::vector<double> p = ranks(a), q = ranks(b);
     const double mean = (double(a.size()) - 1) / 2;
-    double both = 0, of_p = 0, of_q = 0;
+    double both = 0, variance_p = 0, variance_q = 0;
     for (size_t i = 0; i < a.size(); ++i) {
         both += (p[i] - mean) * (q[i] - mean);
-        of_p += (p[i] - mean) * (p[i] - mean), of_q += (q[i] - mean) * (q[i] - mean);
+        variance_p += (p[i] - mean) * (p[i] - mean), variance_q += (q[i] - mean) * (q[i] - mean);
     }
-    return both / std::sqrt(of_p * of_q);
+    return both / std::sqrt(variance_p * variance_q);
 }
 
 }  // namespace ultrascale::five_d

@@ -12,14 +12,14 @@ inline Spread spread_of(const std::string& group, int ranks, const Axes& axes, c
         return nodes.spread(axes.size(axis), axes.stride(axis));
     };
     Spread all{1, 1, 1};
-    bool of_axes = false;  // of one, or of several: "dp x cp"
+    bool has_axes = false;  // of one, or of several: "dp x cp"
     for (const std::string& axis : axes.order)
         if ((" " + group + " ").find(" " + axis + " ") != std::string::npos) {
             const Spread one = along(axis);
             all = {all.ranks * one.ranks, all.on_node * one.on_node, one.senders};
-            of_axes = true;
+            has_axes = true;
         }
-    if (of_axes) return all;
+    if (has_axes) return all;
     if (group == "down" || group == "up" || group == "tied" || group == "copies") {
         Spread pair = along("pp");  // the slowest of them
         pair.on_node = pair.crosses() ? 1 : ranks, pair.ranks = ranks;

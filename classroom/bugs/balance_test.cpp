@@ -14,7 +14,7 @@ TEST(Balance, IsChecked) {
     std::vector<int64_t> pairs(size_t(n), 0);
     for (int64_t rank = 0; rank < n; ++rank)
         for (int64_t owner = 0; owner < n; ++owner) pairs[size_t(rank)] += cut.pairs(rank, owner);
-    for (const int64_t of_rank : pairs) EXPECT_EQ(of_rank, pairs[0]);
+    for (const int64_t rank_pairs : pairs) EXPECT_EQ(rank_pairs, pairs[0]);
     // exercise 04.b4 end
 }
 

@@ -20,9 +20,9 @@ std::string words(const FlatLayout::Piece& piece) {
 TEST(Pieces, OfEveryRange) {
     ParameterList list;
     Unit unit{.name = "unit", .parameters = {}, .index = 0};
-    const auto add = [&](const char* name, int64_t rows, int64_t of_this_rank) {
+    const auto add = [&](const char* name, int64_t rows, int64_t local_rows) {
         unit.parameters.push_back(
-            list.add({.name = name, .shape = {rows, 3}, .slice = {{0, of_this_rank}, {0, 3}}}));
+            list.add({.name = name, .shape = {rows, 3}, .slice = {{0, local_rows}, {0, 3}}}));
     };
     add("norm", 1, 1), add("q", 6, 3), add("o", 5, 5);
     const Communicator& ranks = Communicator::world();

@@ -226,7 +226,7 @@ public:
     // Returns all ranks' strings, of any length, in rank order, on every rank. Runs between hosts:
     // no device is involved, and nothing is counted.
     std::vector<std::string> gather_strings(const std::string& mine) const;
-    std::string broadcast_string(const std::string& of_root,
+    std::string broadcast_string(const std::string& root_string,
                                  int root) const;  // likewise: returns root's
     // What to add to each rank's now_seconds() (trace.h) to get rank 0's: exact between ranks of
     // one machine, which share its clock; measured between machines (mpi/clock.cpp). Runs between

@@ -20,7 +20,7 @@ Random::Random(uint64_t seed, std::string_view name) {
     key_ = {uint32_t(hash), uint32_t(hash >> 32)};
 }
 
-uint32_t Random::bits(uint64_t index) const { return of_block(index / 4)[index % 4]; }
+uint32_t Random::bits(uint64_t index) const { return block_bits(index / 4)[index % 4]; }
 
 float Random::uniform(uint64_t index) const { return unit_interval(bits(index)); }
 

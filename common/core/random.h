@@ -36,7 +36,7 @@ public:
     float uniform(uint64_t index) const;
     constexpr std::array<float, 4> uniforms(
         uint64_t block) const {  // elements 4 block .. 4 block + 3
-        const std::array<uint32_t, 4> words = of_block(block);
+        const std::array<uint32_t, 4> words = block_bits(block);
         return {unit_interval(words[0]), unit_interval(words[1]), unit_interval(words[2]),
                 unit_interval(words[3])};
     }
@@ -47,7 +47,7 @@ public:
     void normals(uint64_t first, std::span<float> to) const;
     uint32_t bits(uint64_t index) const;
     // The bits of elements 4 block .. 4 block + 3.
-    constexpr std::array<uint32_t, 4> of_block(uint64_t block) const {
+    constexpr std::array<uint32_t, 4> block_bits(uint64_t block) const {
         return philox4x32({uint32_t(block), uint32_t(block >> 32), 0, 0}, key_);
     }
 

@@ -91,7 +91,7 @@ __device__ inline void row_maxima(float (&largest)[8], const float (&x)[8][8]) {
 }
 // The same of its columns. All threads call it, once in a kernel.
 __device__ inline void column_maxima(float (&largest)[8], const float (&x)[8][8]) {
-    __shared__ Pack<float, 4> of_warps[tile_threads / 32][tile_size / 4], all[tile_size / 4];
+    __shared__ Pack<float, 4> warp_maxima[tile_threads / 32][tile_size / 4], all[tile_size / 4];
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, place = lane % 16 * 2;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -101,15 +101,15 @@ __device__ inline void column_maxima(float (&largest)[8], const float (&x)[8][8]
         largest[j] = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 16));
     }
     if (lane < 16) {
-        of_warps[warp][place] = {{largest[0], largest[1], largest[2], largest[3]}};
-        of_warps[warp][place + 1] = {{largest[4], largest[5], largest[6], largest[7]}};
+        warp_maxima[warp][place] = {{largest[0], largest[1], largest[2], largest[3]}};
+        warp_maxima[warp][place + 1] = {{largest[4], largest[5], largest[6], largest[7]}};
     }
     __syncthreads();
     if (threadIdx.x < tile_size / 4) {
-        Pack<float, 4> m = of_warps[0][threadIdx.x];
+        Pack<float, 4> m = warp_maxima[0][threadIdx.x];
         for (int w = 1; w < tile_threads / 32; ++w)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) m.x[j] = fmaxf(m.x[j], of_warps[w][threadIdx.x].x[j]);
+            for (int j = 0; j < 4; ++j) m.x[j] = fmaxf(m.x[j], warp_maxima[w][threadIdx.x].x[j]);
         all[threadIdx.x] = m;
     }
     __syncthreads();

@@ -56,10 +56,10 @@ __global__ void __launch_bounds__(threads)
             Pack<Y, n> ys;
 #pragma unroll
             for (int j = 0; j < n; ++j) {
-                float of_a = 0, of_x = 0;
-                if constexpr (Op::reads_a) of_a = to_float(as[u].x[j]);
-                if constexpr (Op::reads_x) of_x = to_float(xs[u].x[j]);
-                ys.x[j] = from_float<Y>(op(of_a, of_x));
+                float a_value = 0, x_value = 0;
+                if constexpr (Op::reads_a) a_value = to_float(as[u].x[j]);
+                if constexpr (Op::reads_x) x_value = to_float(xs[u].x[j]);
+                ys.x[j] = from_float<Y>(op(a_value, x_value));
             }
             store(y + first + u * stride, ys);
         }
@@ -69,10 +69,10 @@ __global__ void __launch_bounds__(threads)
         for (int j = 0; j < n; ++j) {
             const int64_t i = first + u * stride + j;
             if (i >= count) continue;
-            float of_a = 0, of_x = 0;
-            if constexpr (Op::reads_a) of_a = to_float(a[i]);
-            if constexpr (Op::reads_x) of_x = to_float(x[i]);
-            y[i] = from_float<Y>(op(of_a, of_x));
+            float a_value = 0, x_value = 0;
+            if constexpr (Op::reads_a) a_value = to_float(a[i]);
+            if constexpr (Op::reads_x) x_value = to_float(x[i]);
+            y[i] = from_float<Y>(op(a_value, x_value));
         }
 }
 

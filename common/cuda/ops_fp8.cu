@@ -74,18 +74,18 @@ __global__ void __launch_bounds__(1024)
 // y and t may be null. `tiles`, if not null: the tile's largest magnitude.
 template <bool packs, class F, class Source>
 __global__ void __launch_bounds__(tile_threads)
-    quantise_tiles(F* y, F* t, float* tiles, const ScalesOf of_y, const ScalesOf of_t,
+    quantise_tiles(F* y, F* t, float* tiles, const ScalesOf y_scales, const ScalesOf t_scales,
                    const Source source, int64_t R, int64_t C) {
     const TilePlace place(R, C);
-    const ScaleGroup group = of_y.group;
+    const ScaleGroup group = y_scales.group;
     float x[8][8], whole = 0;
     load_tile<packs>(x, source, place);
     if (tiles || group == ScaleGroup::block) whole = tile_maximum(x);
     if (tiles && threadIdx.x == 0) tiles[blockIdx.y * gridDim.x + blockIdx.x] = whole;
-    const float block_scale = scale_for(whole, of_y.largest, of_y.powers_of_two);
+    const float block_scale = scale_for(whole, y_scales.largest, y_scales.powers_of_two);
     if (group == ScaleGroup::block && threadIdx.x == 0) {
-        if (y) of_y.scales[blockIdx.y * gridDim.x + blockIdx.x] = block_scale;
-        if (t) of_t.scales[blockIdx.x * gridDim.y + blockIdx.y] = block_scale;
+        if (y) y_scales.scales[blockIdx.y * gridDim.x + blockIdx.x] = block_scale;
+        if (t) t_scales.scales[blockIdx.x * gridDim.y + blockIdx.y] = block_scale;
     }
     // The scale of row or column i, which has this magnitude in the tile.
     const auto scale = [&](const ScalesOf& of, int64_t i, float largest) {
@@ -101,9 +101,9 @@ __global__ void __launch_bounds__(tile_threads)
         for (int i = 0; i < 8; ++i) {
             const int64_t row = place.row + i;
             if (row >= R) break;
-            const float s = scale(of_y, row, largest[i]), factor = 1.0f / s;
+            const float s = scale(y_scales, row, largest[i]), factor = 1.0f / s;
             if (group == ScaleGroup::tile && threadIdx.x % 16 == 0)
-                of_y.scales[blockIdx.x * R + row] = s;
+                y_scales.scales[blockIdx.x * R + row] = s;
             if constexpr (packs) {
                 if (place.column < C) store_codes(y + row * C + place.column, x[i], factor);
             } else {
@@ -118,9 +118,9 @@ __global__ void __launch_bounds__(tile_threads)
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const int64_t column = min(place.column + j, C - 1);
-            const float s = scale(of_t, column, largest[j]);
+            const float s = scale(t_scales, column, largest[j]);
             if (group == ScaleGroup::tile && threadIdx.x < 16 && place.column + j < C)
-                of_t.scales[blockIdx.y * C + column] = s;
+                t_scales.scales[blockIdx.y * C + column] = s;
             const float down[8] = {x[0][j], x[1][j], x[2][j], x[3][j],
                                    x[4][j], x[5][j], x[6][j], x[7][j]};
             put_column(codes, j, codes_of_eight<F>(down, 1.0f / s));
@@ -157,7 +157,7 @@ void quantise_from(const Quantised& y, const Quantised& t, const Source& source,
     const auto scales = [](const Quantised& q) { return q ? q.scales.as<float>() : nullptr; };
     Tensor whole;
     if (s.group == ScaleGroup::tensor) whole = partial(int64_t(tiles.x) * tiles.y, 1);
-    float* const of_tiles = whole ? whole.as<float>() : nullptr;
+    float* const tile_maxima = whole ? whole.as<float>() : nullptr;
     float* const to_amax = amax ? amax.as<float>() : nullptr;
     with_packs(C, {address, y ? y.values.data() : nullptr}, [&]<class Packs>(Packs) {
         if ((s.group == ScaleGroup::tensor && !s.given) || s.group == ScaleGroup::row) {
@@ -165,8 +165,8 @@ void quantise_from(const Quantised& y, const Quantised& t, const Source& source,
             if (s.group == ScaleGroup::row && y) rows = partial(tiles.x, R);
             if (s.group == ScaleGroup::row && t) columns = partial(tiles.y, C);
             LAUNCH((measure_tiles<Packs::value, Source>), tiles, tile_threads, 0)
-            (rows ? rows.as<float>() : nullptr, columns ? columns.as<float>() : nullptr, of_tiles,
-             source, R, C);
+            (rows ? rows.as<float>() : nullptr, columns ? columns.as<float>() : nullptr,
+             tile_maxima, source, R, C);
             if (rows) reduce_amax(scales(y), nullptr, rows, R, dtype, s.powers_of_two);
             if (columns) reduce_amax(scales(t), nullptr, columns, C, dtype, s.powers_of_two);
             if (whole) reduce_amax(scales(one), to_amax, whole, 1, dtype, s.powers_of_two);
@@ -178,7 +178,7 @@ void quantise_from(const Quantised& y, const Quantised& t, const Source& source,
         with_fp8(dtype, [&]<class F>(F) {
             LAUNCH((quantise_tiles<Packs::value, F, Source>), tiles, tile_threads, 0)
             (y ? data<F>(y.values) : nullptr, t ? data<F>(t.values) : nullptr,
-             s.given && amax ? of_tiles : nullptr,
+             s.given && amax ? tile_maxima : nullptr,
              ScalesOf{scales(y), s.group, largest, s.powers_of_two},
              ScalesOf{scales(t), s.group, largest, s.powers_of_two}, source, R, C);
         });

@@ -59,10 +59,10 @@ void sum_slots(void* out, const void* own, const void* slots, int64_t stride, in
                DType dtype, int rank, int ranks) {
     check(dtype == DType::fp32 || dtype == DType::bf16 || dtype == DType::fp16,
           "sum_slots: another dtype than fp32, bf16 and fp16");
-    const auto of_type = dtype == DType::fp32   ? launch<float>
-                         : dtype == DType::bf16 ? launch<__nv_bfloat16>
-                                                : launch<__half>;
-    of_type(out, own, slots, stride, count, rank, ranks);
+    const auto typed_launch = dtype == DType::fp32   ? launch<float>
+                              : dtype == DType::bf16 ? launch<__nv_bfloat16>
+                                                     : launch<__half>;
+    typed_launch(out, own, slots, stride, count, rank, ranks);
 }
 
 }  // namespace ultrascale::ops

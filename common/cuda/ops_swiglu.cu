@@ -26,11 +26,11 @@ __global__ void __launch_bounds__(threads)
     const int64_t F = int64_t(in_row) * n;
     const T* const gate = gate_up + row * 2 * F + pack * n;
     const auto gates = load<n>(gate), ups = load<n>(gate + F);
-    const float of_row = weights ? weights[row] : 1.0f;
+    const float row_weight = weights ? weights[row] : 1.0f;
     float g[n], u[n];
     to_floats(g, gates), to_floats(u, ups);
 #pragma unroll
-    for (int j = 0; j < n; ++j) u[j] = of_row * (g[j] * sigmoid(g[j]) * u[j]);
+    for (int j = 0; j < n; ++j) u[j] = row_weight * (g[j] * sigmoid(g[j]) * u[j]);
     store(out + int64_t(i) * n, from_floats<T>(u));
 }
 
@@ -95,10 +95,10 @@ __global__ void __launch_bounds__(threads)
         to_floats(g, gates), to_floats(u, ups), to_floats(d, douts);
 #pragma unroll
         for (int j = 0; j < n; ++j) {
-            const float of_out = d[j];
+            const float out_gradient = d[j];
             d[j] *= w;
             swiglu_gradients(g[j], u[j], d[j]);
-            dot += of_out * d[j], d[j] *= w;
+            dot += out_gradient * d[j], d[j] *= w;
         }
         store(dgate + i, from_floats<T>(g)), store(dup + i, from_floats<T>(u));
         store(dout + i, from_floats<T>(d));

@@ -50,7 +50,7 @@ static std::shared_ptr<Failure> failure_of(const Dependences& dependences) {
 
 struct Event::Impl : CudaEvent {
     Dependences dependences;
-    bool of_compute = false;
+    bool on_compute = false;
     Impl() : CudaEvent(cudaEventDisableTiming) {}
 };
 
@@ -119,7 +119,7 @@ const std::string& Stream::name() const { return impl_->name; }
 Event Stream::record() {
     Event event;
     event.impl = std::make_shared<Event::Impl>();
-    event.impl->of_compute = impl_->compute;
+    event.impl->on_compute = impl_->compute;
     std::lock_guard lock(impl_->mutex);
     cuda_check(cudaEventRecord(event.impl->event, impl_->stream));
     if (impl_->compute) event.impl->dependences = impl_->waited_for;
@@ -161,7 +161,7 @@ void Event::synchronize() const {
     auto failure = failure_of(impl->dependences);
     if (!failure) return;
     failure->seen = true;
-    if (impl->of_compute) compute_stream().impl().waited_for.clear();  // compute goes on
+    if (impl->on_compute) compute_stream().impl().waited_for.clear();  // compute goes on
     std::rethrow_exception(failure->exception);
 }
 

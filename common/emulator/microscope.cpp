@@ -142,14 +142,14 @@ public:
     // innermost one that is not in a stand-in.
     Frame of(const void* code, const void* kernel) const {
         const std::vector<Frame>& frames = known_.at(code);
-        const std::string path = of_kernel(kernel).path;
+        const std::string path = kernel_frame(kernel).path;
         for (const Frame& frame : frames)
             if (frame.path == path) return frame;
         for (const Frame& frame : frames)
             if (!frame.stand_in()) return frame;
         return {};
     }
-    Frame of_kernel(const void* kernel) const {
+    Frame kernel_frame(const void* kernel) const {
         const std::vector<Frame>& frames = known_.at(inside(kernel));
         return frames.empty() ? Frame{"unknown kernel"} : frames.back();
     }
@@ -172,7 +172,7 @@ private:
 
 KernelCounts by_lines(const void* kernel, const SeenKernel& seen, const Places& places,
                       Text& text) {
-    const Frame self = places.of_kernel(kernel);
+    const Frame self = places.kernel_frame(kernel);
     KernelCounts counts{short_name(self.function),
                         self.file(),
                         self.line,
@@ -213,7 +213,7 @@ void add_races(std::vector<Race>& races, const void* kernel, const SeenKernel& s
             const auto& [path, line, access] = s;
             return Race::Side{Frame{"", path}.file(), line, text.line(path, line), access, thread};
         };
-        races.push_back({short_name(places.of_kernel(kernel).function),
+        races.push_back({short_name(places.kernel_frame(kernel).function),
                          side(sides.first, found.threads[0]), side(sides.second, found.threads[1]),
                          found.block, found.offset, found.count});
     }

@@ -38,17 +38,17 @@ void add_sectors(Counts& counts, const Sorted& sorted, uint32_t bytes) {
 // in it (for atomic operations, one per lane).
 int turns(uint32_t lanes, const std::array<uintptr_t, warp_size>& all, uint32_t bytes,
           bool atomic) {
-    std::array<int, 32> of_bank{};
+    std::array<int, 32> by_bank{};
     uintptr_t next_word = 0;
     const Sorted sorted(lanes, all);
     for (int i = 0; i < sorted.count; ++i) {
         const uintptr_t first = sorted.address[size_t(i)] / 4,
                         last = (sorted.address[size_t(i)] + bytes - 1) / 4;
         for (uintptr_t word = atomic ? first : std::max(first, next_word); word <= last; ++word)
-            ++of_bank[word % 32];
+            ++by_bank[word % 32];
         next_word = std::max(next_word, last + 1);
     }
-    return *std::ranges::max_element(of_bank);
+    return *std::ranges::max_element(by_bank);
 }
 
 void add_wavefronts(Counts& counts, uint32_t lanes, const std::array<uintptr_t, warp_size>& all,

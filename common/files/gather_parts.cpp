@@ -27,11 +27,11 @@ static std::string describe(const std::vector<TensorPart>& parts) {
 GatherParts::GatherParts(const Communicator* group, std::vector<TensorPart> mine)
     : group_(group), mine_(std::move(mine)) {
     const std::string own = describe(mine_);
-    const std::vector<std::string> of_ranks =
+    const std::vector<std::string> descriptions =
         group ? group->gather_strings(own) : std::vector<std::string>{own};
     std::map<std::string, std::pair<Whole, std::vector<Piece>>> found;
-    for (int rank = 0; rank < int(of_ranks.size()); ++rank)
-        for (const json& part : json::parse(of_ranks[size_t(rank)])) {
+    for (int rank = 0; rank < int(descriptions.size()); ++rank)
+        for (const json& part : json::parse(descriptions[size_t(rank)])) {
             auto& [whole, pieces] = found[part[0]];
             whole = {part[0], part[1].get<Shape>(), DType(part[2].get<int>())};
             Piece piece{rank, {}, part[4], part[5]};

@@ -45,7 +45,7 @@ Run::Run(std::string chapter, const Options& options, const StepShape& shape,
 
 void Run::start(TrainingSetup what) {
     what_ = std::move(what);
-    state_.options = options_.of_training;
+    state_.options = options_.training_texts;
     // Defaults of this program that others do not share.
     state_.options["--micro-batch"] = fmt::format("{}", options_.micro_batch);
     state_.options["--grad-accum"] = fmt::format("{}", options_.grad_accum);
@@ -59,7 +59,7 @@ void Run::start(TrainingSetup what) {
                            ranks_share_a_model ? slice_.count : 0);
     if (!what_.label.empty()) report_->technique(what_.label, what_.technique, what_.layout);
     if (validation_)
-        print(fmt::format("  valid.  {}{}", validation_->description(), what_.of_validation));
+        print(fmt::format("  valid.  {}{}", validation_->description(), what_.validation_note));
     const auto save = [&](const std::string& dir) {
         SaveOptions save{.dtype = options_.dtype, .spread_over = &world};
         if (!what_.weights_only) save.state = &state_, save.optimizer = what_.updater->states();
@@ -169,7 +169,7 @@ std::vector<TensorPart> Run::values() {
 }
 
 double Run::validation_loss() {
-    return validation_->loss(what_.forward, what_.of_loss, slice_.part);
+    return validation_->loss(what_.forward, what_.loss_group, slice_.part);
 }
 
 bool Run::finish(const std::function<bool(Report&)>& sections) {

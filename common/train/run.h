@@ -31,13 +31,13 @@ struct TrainingSetup {
     OptionTexts options = {};
     // Forward only, for --val-data: adds this rank's part of the loss to context.loss.
     std::function<void(Context&)> forward = {};
-    const Communicator* of_loss = nullptr;  // whose ranks have parts of that loss
-    NextToken next_token = {};              // for --sample
+    const Communicator* loss_group = nullptr;  // whose ranks have parts of that loss
+    NextToken next_token = {};                 // for --sample
     // The technique's line in the header ("  sync    bucket: ..."), and the ranks' layout
     // ({"dp", 4}).
     std::string label = {}, technique = {};
     JsonFields layout = {};
-    std::string of_validation = {};  // the end of the validation's line in the header
+    std::string validation_note = {};  // the end of the validation's line in the header
     // For verify: what else the plain training computes (experts), what that chooses, and its
     // micro-batch (0: the whole step at once). not_equal: why the run is not meant to equal the
     // plain training; empty if it is.
@@ -81,7 +81,7 @@ public:
     Step* next();
     int64_t steps_done() const { return done_; }  // finished steps
     Report& report() { return *report_; }
-    CommunicationCounts of_validation() const {  // belongs to no step
+    CommunicationCounts validation_communication() const {  // belongs to no step
         return validation_ ? validation_->sent() : CommunicationCounts{};
     }
 

@@ -28,12 +28,12 @@ struct LossSum {
 
 // The loss of `samples`, `micro_batch` at a time (the last micro-batch may be smaller). `forward`
 // adds this rank's share of the loss to context.loss, for the whole micro-batch or this rank's
-// `part` of it (step.h: Share). The shares of `of_loss`'s ranks are added up at the end.
+// `part` of it (step.h: Share). The shares of `loss_group`'s ranks are added up at the end.
 // The host waits for the device once, at the end. --profile does not include these operations;
 // --trace shows one span.
 inline LossSum validation_loss(const std::function<void(Context&)>& forward,
                                const DataLoader& loader, Range samples, int64_t micro_batch,
-                               const Communicator* of_loss = nullptr,
+                               const Communicator* loss_group = nullptr,
                                const std::function<HostBatch(const HostBatch&)>& part = {}) {
     const Untraced one_span("validation");
     const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
@@ -45,7 +45,7 @@ inline LossSum validation_loss(const std::function<void(Context&)>& forward,
             .batch = to_device(part ? part(host) : host), .loss = loss, .training = false};
         forward(context);
     }
-    if (of_loss) of_loss->all_reduce(loss);
+    if (loss_group) loss_group->all_reduce(loss);
     result.sum = loss.to_host<double>()[0];
     return result;
 }
@@ -64,12 +64,13 @@ public:
     bool due(int64_t step, bool last) const { return last || step % options_.val_every == 0; }
     const DataLoader& loader() const { return loader_; }
     // Without a `part` every rank computes all samples.
-    double loss(const std::function<void(Context&)>& forward, const Communicator* of_loss = nullptr,
+    double loss(const std::function<void(Context&)>& forward,
+                const Communicator* loss_group = nullptr,
                 const std::function<HostBatch(const HostBatch&)>& part = {}) {
         const CommunicationCounts before = communication_counts();
         const Range all{0, loader_.samples()};
         const double mean =
-            validation_loss(forward, loader_, all, options_.micro_batch, of_loss, part).mean();
+            validation_loss(forward, loader_, all, options_.micro_batch, loss_group, part).mean();
         sent_ = difference(sent_, difference(before, communication_counts()));  // the sum of both
         return mean;
     }

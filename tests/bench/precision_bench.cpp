@@ -100,36 +100,37 @@ void linear(const char* name, int64_t out, int64_t in) {
                  dy = random_tensor({N, out}), y = numbers({N, out}, DType::bf16),
                  dx = numbers({N, in}, DType::bf16), dw = random_tensor({out, in}, DType::fp32);
     const double flops = 2 * double(N) * double(out) * double(in);
-    for (const auto& [of_x, of_w, fast] : {std::tuple(tensor, tensor, true),
-                                           {tensor, tensor, false},
-                                           {row, row, true},
-                                           {tile, block, false}}) {
-        if (*ops::fp8_missing(of_x)) continue;
-        const Quantised x8 = eight_bits(N, in, of_x), xt8 = eight_bits(in, N, of_x),
-                        w8 = eight_bits(out, in, of_w), wt8 = eight_bits(in, out, of_w),
-                        dy8 = eight_bits(N, out, of_x, of_x == tensor ? DType::e5m2 : DType::e4m3),
-                        dyt8 = eight_bits(out, N, of_x, dy8.values.dtype());
-        ops::quantise(w8, wt8, w, {of_w});
-        ops::quantise(x8, xt8, x, {of_x});
-        ops::quantise(dy8, dyt8, dy, {of_x});
-        const char* const kind = of_x == tile ? "tiles" : of_x == row ? "rows" : "tensor";
+    for (const auto& [x_group, w_group, fast] : {std::tuple(tensor, tensor, true),
+                                                 {tensor, tensor, false},
+                                                 {row, row, true},
+                                                 {tile, block, false}}) {
+        if (*ops::fp8_missing(x_group)) continue;
+        const Quantised x8 = eight_bits(N, in, x_group), xt8 = eight_bits(in, N, x_group),
+                        w8 = eight_bits(out, in, w_group), wt8 = eight_bits(in, out, w_group),
+                        dy8 = eight_bits(N, out, x_group,
+                                         x_group == tensor ? DType::e5m2 : DType::e4m3),
+                        dyt8 = eight_bits(out, N, x_group, dy8.values.dtype());
+        ops::quantise(w8, wt8, w, {w_group});
+        ops::quantise(x8, xt8, x, {x_group});
+        ops::quantise(dy8, dyt8, dy, {x_group});
+        const char* const kind = x_group == tile ? "tiles" : x_group == row ? "rows" : "tensor";
         const char* const how = fast ? ", fast" : "";
         std::printf("%s, scales of %s%s\n", name, kind, how);
         const auto y_bf16 = [&] { ops::matmul(y, x, no, w, yes); };
         const auto dx_bf16 = [&] { ops::matmul(dx, dy, no, w, no); };
         const auto dw_bf16 = [&] { ops::matmul(dw, dy, yes, x, no, dw); };
-        const auto y_fp8 = [&] { ops::matmul_fp8(y, x8, w8, {of_x, of_w, fast}); };
-        const auto dx_fp8 = [&] { ops::matmul_fp8(dx, dy8, wt8, {of_x, of_w, fast}); };
-        const auto dw_fp8 = [&] { ops::matmul_fp8(dw, dyt8, xt8, {of_x, of_x, fast}, dw); };
+        const auto y_fp8 = [&] { ops::matmul_fp8(y, x8, w8, {x_group, w_group, fast}); };
+        const auto dx_fp8 = [&] { ops::matmul_fp8(dx, dy8, wt8, {x_group, w_group, fast}); };
+        const auto dw_fp8 = [&] { ops::matmul_fp8(dw, dyt8, xt8, {x_group, x_group, fast}, dw); };
         report_product("  y", flops, y_fp8, y_bf16);
         report_product("  dx", flops, dx_fp8, dx_bf16);
         report_product("  dW, fp32 +=", flops, dw_fp8, dw_bf16);
         report_product(
             "  all, with quantisation", 3 * flops,
             [&] {
-                ops::quantise(x8, xt8, x, {of_x});
+                ops::quantise(x8, xt8, x, {x_group});
                 y_fp8();
-                ops::quantise(dy8, dyt8, dy, {of_x});
+                ops::quantise(dy8, dyt8, dy, {x_group});
                 dx_fp8();
                 dw_fp8();
             },

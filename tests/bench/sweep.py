@@ -157,9 +157,9 @@ def measured(path):
     peak = memory.get("peak", {})
     if "measured" in peak:
         found["tensor_bytes"] = peak["measured"]
-    of_a_gpu = [memory[name]["measured"] for name in ("context", "fragmentation") if name in memory]
-    if of_a_gpu:
-        found["process_bytes"] = peak["measured"] + sum(of_a_gpu)
+    overhead = [memory[name]["measured"] for name in ("context", "fragmentation") if name in memory]
+    if overhead:
+        found["process_bytes"] = peak["measured"] + sum(overhead)
     return found
 
 

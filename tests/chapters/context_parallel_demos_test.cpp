@@ -112,13 +112,13 @@ TEST(ContextParallelDemo, BalanceIsThatOfTheFormulas) {
     // eighth of all.
     const double all = 6144. * 6145 / 2 + 8 * 256. * 257 / 2, L = 1024,
                  most = 5 * L * L + L * (L + 1) / 2;
-    const auto of_documents = [&](const char* layout) {
+    const auto document_balance = [&](const char* layout) {
         return numbers_after(text.substr(text.find("documents of 6144")), layout).at(0);
     };
-    EXPECT_NEAR(of_documents("  contiguous"), all / 8 / most, 5e-5);
-    EXPECT_NEAR(of_documents("  zigzag    "), 0.5704, 5e-5);
-    EXPECT_NEAR(of_documents("  striped"), 0.9985, 5e-5);
-    EXPECT_EQ(of_documents("  zigzag within each document"), 1);
+    EXPECT_NEAR(document_balance("  contiguous"), all / 8 / most, 5e-5);
+    EXPECT_NEAR(document_balance("  zigzag    "), 0.5704, 5e-5);
+    EXPECT_NEAR(document_balance("  striped"), 0.9985, 5e-5);
+    EXPECT_EQ(document_balance("  zigzag within each document"), 1);
 
     // The picture has a cell for each pair of each layout.
     const std::vector<Drawn> picture = read_picture(slurp(dir / "balance.svg"));

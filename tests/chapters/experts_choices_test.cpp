@@ -94,7 +94,7 @@ TEST(ExpertChoices, ForcedOnesDoNotDependOnChunks) {
 // With so many tokens, a few of these runs choose differently in later steps, where a bias makes
 // the most of it: it moves by the sign of a difference of loads.
 TEST(LongExpertChoices, NoCorrectRunMisses) {
-    int64_t of_all = 0;
+    int64_t all_flips = 0;
     for (int seed = 1; seed <= 3; ++seed)
         for (const auto& [ranks, layout] :
              {std::pair{4, "--ep 2"},
@@ -107,9 +107,9 @@ TEST(LongExpertChoices, NoCorrectRunMisses) {
             SCOPED_TRACE(arguments);
             const Outcome run = train(ranks, chapter, arguments);
             expect_verified(run);
-            of_all += flipped(run);
+            all_flips += flipped(run);
         }
-    EXPECT_GT(of_all, 0);
+    EXPECT_GT(all_flips, 0);
 }
 
 }  // namespace

@@ -40,19 +40,19 @@ public:
               fmt::format("--model {} --steps {} {}", model_.path(), all_steps, arguments_))) {}
 
     void survives(int kills, int seed) {
-        auto of_a_step = std::chrono::duration<double>::max();
+        auto step_time = std::chrono::duration<double>::max();
         for (int run = 0; run < 3; ++run) {  // the shortest, if others took the core meanwhile
             const auto begin = std::chrono::steady_clock::now();
             run_a_while();
-            of_a_step = std::min<std::chrono::duration<double>>(
-                of_a_step, (std::chrono::steady_clock::now() - begin) / steps_of_a_run);
+            step_time = std::min<std::chrono::duration<double>>(
+                step_time, (std::chrono::steady_clock::now() - begin) / steps_of_a_run);
         }
         std::mt19937 random(seed);
         std::uniform_real_distribution<double> part(0, 1);
         for (int k = 0; k < kills; ++k) {
             SCOPED_TRACE(fmt::format("kill {}", k));
             const std::set<std::string> half_done = unfinished();
-            kill_after(int(random() % steps_of_a_run), part(random) * of_a_step);
+            kill_after(int(random() % steps_of_a_run), part(random) * step_time);
             in_a_save_ += !std::ranges::includes(half_done, unfinished());
             expect_to_go_on();
         }

@@ -13,14 +13,14 @@ Outcome train_on(int ranks, const std::string& arguments) {
 
 const std::string tiny = "--layers 1 --seq 32 --micro-batch 1 --steps 4 ";
 
-double of_kind(const Outcome& outcome, const char* kind, const char* field) {
+double kind_field(const Outcome& outcome, const char* kind, const char* field) {
     const Json& all = outcome.summary.at("communication");
     return all.contains(kind) ? all.at(kind).at(field).get<double>() : 0;
 }
 double communication_seconds(const Outcome& outcome) {
     double seconds = 0;
     for (const char* kind : {"all-reduce", "reduce-scatter", "all-gather", "send/recv"})
-        seconds += of_kind(outcome, kind, "seconds");
+        seconds += kind_field(outcome, kind, "seconds");
     return seconds;
 }
 
@@ -48,9 +48,9 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
     });
     EXPECT_TRUE(in_time) << communication_seconds(bucket) << " s, hierarchical "
                          << communication_seconds(hierarchical) << " s";
-    EXPECT_EQ(of_kind(hierarchical, "reduce-scatter", "tensor_bytes"), size);
-    EXPECT_EQ(of_kind(hierarchical, "all-reduce", "tensor_bytes"), size / 2 + 8);
-    EXPECT_EQ(of_kind(hierarchical, "all-gather", "tensor_bytes"), size);
+    EXPECT_EQ(kind_field(hierarchical, "reduce-scatter", "tensor_bytes"), size);
+    EXPECT_EQ(kind_field(hierarchical, "all-reduce", "tensor_bytes"), size / 2 + 8);
+    EXPECT_EQ(kind_field(hierarchical, "all-gather", "tensor_bytes"), size);
 
     const Outcome fast = train_on(4, tiny + "--sync bucket");
     EXPECT_EQ(fast.of("loss"), bucket.of("loss")) << "slow links change nothing else";
@@ -124,9 +124,10 @@ TEST(DiLoCo, CommunicatesEveryHthStep) {
                   fifth = train_on(2, arguments + "5");
     const double size = every.summary.at("memory").at("gradients").at("measured").get<double>();
     const double numbers = 16;  // each step's loss and norm
-    EXPECT_EQ(of_kind(every, "all-reduce", "tensor_bytes") - numbers, size);
-    EXPECT_EQ(of_kind(fourth, "all-reduce", "tensor_bytes") - numbers, size / 4);
-    EXPECT_EQ(of_kind(fifth, "all-reduce", "calls") - 1, 3 / 12.0) << "the last round is shorter";
+    EXPECT_EQ(kind_field(every, "all-reduce", "tensor_bytes") - numbers, size);
+    EXPECT_EQ(kind_field(fourth, "all-reduce", "tensor_bytes") - numbers, size / 4);
+    EXPECT_EQ(kind_field(fifth, "all-reduce", "calls") - 1, 3 / 12.0)
+        << "the last round is shorter";
     EXPECT_EQ(fourth.summary.at("diloco").at("sent_bytes_per_token").get<double>() * 4,
               fourth.summary.at("diloco").at("all_reduce_sent_bytes_per_token").get<double>());
     for (const Outcome* outcome : {&every, &fourth, &fifth}) {

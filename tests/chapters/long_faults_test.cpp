@@ -78,7 +78,8 @@ TEST_F(Faults, OrderlyEnds) {
 
 TEST_F(Faults, DifferentOptions) {
     const auto expect = [this](std::vector<std::string> arguments, const std::string& telling) {
-        for (std::string& of_rank : arguments) of_rank = "fault_program " + of_rank;
+        for (std::string& rank_arguments : arguments)
+            rank_arguments = "fault_program " + rank_arguments;
         expect_refused(arguments, telling);
     };
     expect({"--steps 4 --seq 8", "--steps 4 --seq 8", "--steps 3 --seq 8"},

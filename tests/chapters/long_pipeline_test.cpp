@@ -105,8 +105,8 @@ TEST(LongPipeline, HopsCostWhatTheyShould) {
         // Of milliseconds of a hop. Beside what each micro-batch loses, the hops of the warm-up
         // and the end.
         const double slope = (step("1f1b", 9) - step("1f1b", 1)) / 8,
-                     of_h2 = (step("zb-h2", 9) - step("zb-h2", 1)) / 8;
-        return std::abs(slope - law) < 0.25 * law && of_h2 < 0.5 * law;
+                     h2_slope = (step("zb-h2", 9) - step("zb-h2", 1)) / 8;
+        return std::abs(slope - law) < 0.25 * law && h2_slope < 0.5 * law;
     }));
 }
 

@@ -78,9 +78,9 @@ static bool timelines_show_overlap() {
         std::map<double, std::vector<Drawn>> by_height;
         for (const Drawn& d : drawn_as(all, "rect", role))
             if (!d.hint.empty()) by_height[d.number("y")].push_back(d);
-        std::vector<std::vector<Drawn>> of_variants;
-        for (const auto& [y, of_variant] : by_height) of_variants.push_back(of_variant);
-        return of_variants;
+        std::vector<std::vector<Drawn>> by_variant;
+        for (const auto& [y, variant] : by_height) by_variant.push_back(variant);
+        return by_variant;
     };
     const auto backward = lanes("backward"), reduces = lanes("communication");
     const bool three = backward.size() == 3 && reduces.size() == 3 && lanes("exposed").size() == 3;
@@ -130,14 +130,14 @@ TEST(Pictures, TheRingStepByStep) {
             full[d.number("y")] += is_full && rank == 0;
             EXPECT_TRUE(contains(run.out, d.hint.substr(d.hint.size() - 4))) << d.hint;
         }
-    std::vector<std::vector<int>> of_moments;
+    std::vector<std::vector<int>> by_moment;
     std::vector<int> full_chunks;
-    for (const auto& [y, of_ranks] : parts)
-        of_moments.push_back(of_ranks), full_chunks.push_back(full[y]);
-    ASSERT_EQ(of_moments.size(), 7u);
-    EXPECT_EQ(of_moments.front(), std::vector<int>(4, 4));
-    EXPECT_EQ(of_moments[3], std::vector<int>(4, 10));  // 4 + 1 + 2 + 3
-    EXPECT_EQ(of_moments.back(), std::vector<int>(4, 16));
+    for (const auto& [y, rank_counts] : parts)
+        by_moment.push_back(rank_counts), full_chunks.push_back(full[y]);
+    ASSERT_EQ(by_moment.size(), 7u);
+    EXPECT_EQ(by_moment.front(), std::vector<int>(4, 4));
+    EXPECT_EQ(by_moment[3], std::vector<int>(4, 10));  // 4 + 1 + 2 + 3
+    EXPECT_EQ(by_moment.back(), std::vector<int>(4, 16));
     EXPECT_EQ(full_chunks, (std::vector<int>{0, 0, 0, 4, 8, 12, 16}));
 }
 

@@ -134,10 +134,10 @@ Outcome run_ranks(int ranks, const std::string& chapter, const std::string& argu
 
 Outcome run_each_rank(const std::vector<std::string>& commands, int seconds) {
     std::vector<std::string> all = mpirun();
-    for (const std::string& of_rank : commands) {
-        std::vector<std::string> command = words(of_rank);
+    for (const std::string& rank_command : commands) {
+        std::vector<std::string> command = words(rank_command);
         command[0] = program(command[0]);
-        if (&of_rank != &commands[0]) all.push_back(":");
+        if (&rank_command != &commands[0]) all.push_back(":");
         for (const char* word : {"-n", "1"}) all.push_back(word);
         all.insert(all.end(), command.begin(), command.end());
     }

@@ -108,7 +108,7 @@ void expect_one_clock(const std::vector<Event>& events) {
     };
     struct Call {
         int ranks = 0;
-        std::map<int, Stretch> of_rank;
+        std::map<int, Stretch> by_rank;
     };
     std::map<std::string, Call> calls;  // by group, kind and number
     for (const Event& event : events) {
@@ -118,7 +118,7 @@ void expect_one_clock(const std::vector<Event>& events) {
             "{} number {} of {} from rank {} on", event.operation(), args.at("call").get<int>(),
             args.at("group").get<std::string>(), args.at("first_rank").get<int>())];
         call.ranks = args.at("ranks");
-        Stretch& stretch = call.of_rank[event.rank];  // a call by copy engines has several spans
+        Stretch& stretch = call.by_rank[event.rank];  // a call by copy engines has several spans
         stretch.begin = std::min(stretch.begin, event.begin),
         stretch.end = std::max(stretch.end, event.end);
     }
@@ -126,9 +126,9 @@ void expect_one_clock(const std::vector<Event>& events) {
     const double tolerance = on_gpu ? 100 : 0;  // a GPU's clock is known to some 10 us
     int late = 0;
     for (const auto& [name, call] : calls) {
-        EXPECT_EQ(int(call.of_rank.size()), call.ranks) << name;
+        EXPECT_EQ(int(call.by_rank.size()), call.ranks) << name;
         double last_begin = 0, first_end = 1e30;
-        for (const auto& [rank, stretch] : call.of_rank)
+        for (const auto& [rank, stretch] : call.by_rank)
             last_begin = std::max(last_begin, stretch.begin),
             first_end = std::min(first_end, stretch.end);
         late += last_begin > first_end + tolerance;

@@ -191,10 +191,10 @@ TEST(ZeroOffload, OfActivationsChangesNoBit) {
         expect_verified(there);
         expect_the_same(there, here);
         const Json &host = there.summary.at("memory").at("on the host"),
-                   &of_optimizer = here.summary.at("memory").at("on the host");
+                   &optimizer_host = here.summary.at("memory").at("on the host");
         EXPECT_EQ(host.at("measured"), host.at("predicted"));
         const double inputs = there.summary.at("offload").at("inputs_bytes").get<double>();
-        EXPECT_EQ(host.at("measured").get<double>() - of_optimizer.at("measured").get<double>(),
+        EXPECT_EQ(host.at("measured").get<double>() - optimizer_host.at("measured").get<double>(),
                   inputs / 2);  // of one of the two micro-batches
     }
 }

@@ -38,8 +38,8 @@ struct Counted {
     double bytes() const {
         const int64_t mine = bytes_between_nodes() - before_;
         double all = 0;
-        for (const std::string& of_rank : world().gather_strings(std::to_string(mine)))
-            all += std::stod(of_rank);
+        for (const std::string& rank_bytes : world().gather_strings(std::to_string(mine)))
+            all += std::stod(rank_bytes);
         return all;
     }
 

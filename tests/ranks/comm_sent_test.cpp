@@ -71,10 +71,10 @@ TEST(Sent, OfSlicesOfDifferentSizes) {
 TEST(Sent, OfAGroupAndOfASmallTensor) {
     const int n = world().size(), half = (n + 1) / 2;
     const Communicator group = world().split(world().rank() / half, world().rank(), "half");
-    const Bytes of_group = bytes_of([&] { group.all_reduce(blank<float>(1 << 18)); });
-    EXPECT_NEAR(of_group.counted, 2.0 * (group.size() - 1) / group.size() * (4 << 18), 1e-3);
+    const Bytes group_bytes = bytes_of([&] { group.all_reduce(blank<float>(1 << 18)); });
+    EXPECT_NEAR(group_bytes.counted, 2.0 * (group.size() - 1) / group.size() * (4 << 18), 1e-3);
     if (!transport::over_mpi()) return;
-    expect_equal(of_group, 4 << 18, "all-reduce in a group");
+    expect_equal(group_bytes, 4 << 18, "all-reduce in a group");
     // Up to 4 KiB: one round instead of two, in which every rank sends everything to every other.
     const Bytes small = bytes_of([&] { world().all_reduce(blank<float>(2)); });
     EXPECT_NEAR(small.counted, 2.0 * (n - 1) / n * 8, 1e-3);

@@ -58,8 +58,8 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
         Techniques others = techniques;
         breaks.predicted(others);
         // Not to outlive the prediction: on GPUs a pipeline's messages have mailboxes.
-        Composition of_others(options, shape, others);
-        return predict(of_others);
+        Composition other_composition(options, shape, others);
+        return predict(other_composition);
     }();
     DataSlice slice = all.data_slice();
     if (breaks.own_samples) slice.count = world().size(), slice.replica = world().rank();
@@ -82,7 +82,7 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
         const Tensor squared_norm = updates.squared_norm();
         if (s == 0) verifier.gradient(updates.gradients());
         updates.step(options.optimizer.lr, squared_norm);
-        if (all.of_loss().size() > 1) all.of_loss().all_reduce(step.loss);
+        if (all.loss_group().size() > 1) all.loss_group().all_reduce(step.loss);
         const double loss = scalar(step.loss);
         updates.finish();
         verifier.after_step(s, loss, updates.values());

@@ -31,12 +31,12 @@ struct Ingredients {
     const Communicator& cp;
     Stream& stream;
     // The chapter's ring, of these ranks; `layout`: for which it is planned.
-    std::unique_ptr<AttentionCore> ring(const Communicator& of_ranks, Layout layout) const {
+    std::unique_ptr<AttentionCore> ring(const Communicator& ring_ranks, Layout layout) const {
         const auto plan = std::make_shared<PlanOfBatch>(
             RingPlan(SequenceCut(layout, cp.size(), T), options.bidirectional, nullptr), Tensor());
         return std::make_unique<RingAttention>(
-            of_ranks, stream, options, [plan](const Batch&) -> const PlanOfBatch& { return *plan; },
-            RowOrders());
+            ring_ranks, stream, options,
+            [plan](const Batch&) -> const PlanOfBatch& { return *plan; }, RowOrders());
     }
     std::unique_ptr<AttentionCore> ring() const { return ring(cp, options.layout); }
 };

@@ -101,18 +101,18 @@ TEST(Experts, SameBitsOnAnyNumberOfRanks) {
                     EXPECT_EQ(chosen, shared.again.at(layer));
                 }
             }
-            int64_t of_experts = 0;
+            int64_t expert_gradients = 0;
             for (const auto& [name, gradient] : shared.gradients) {
-                const bool of_expert = name.find(".experts.") != name.npos;
-                of_experts += of_expert;
-                if (of_expert && !device_is_gpu()) {
+                const bool is_expert = name.find(".experts.") != name.npos;
+                expert_gradients += is_expert;
+                if (is_expert && !device_is_gpu()) {
                     EXPECT_EQ(gradient, plain.gradients.at(name)) << name;
                 } else {  // cuBLAS chooses attention's products by their number of rows
                     EXPECT_LE(relative_error(gradient, plain.gradients.at(name)), 1e-6) << name;
                 }
                 EXPECT_EQ(gradient, repeated.gradients.at(name)) << name;
             }
-            EXPECT_EQ(of_experts, config.layers * config.experts.count / n * 3);
+            EXPECT_EQ(expert_gradients, config.layers * config.experts.count / n * 3);
         }
 }
 

@@ -102,7 +102,7 @@ Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
     EXPECT_TRUE(counted_as_predicted(experts.statistics().sent(), 1, communication_counts()));
     const std::map<int, DispatchStatistics::ByLayer> rows = experts.statistics().end_step();
     EXPECT_EQ(rows.size(), size_t(A));
-    for (const auto& [m, of_layers] : rows) EXPECT_EQ(of_layers.size(), 2u) << m;
+    for (const auto& [m, layers] : rows) EXPECT_EQ(layers.size(), 2u) << m;
     sum_gradients(parameters, mesh);
     return outcome_of(parameters, experts.balance().end_step(experts.all()));
 }
@@ -112,16 +112,16 @@ TEST(ExpertsComposed, SameBitsInAnyOrderOfPasses) {
     const Communicator& world = Communicator::world();
     if (config.experts.count % world.size() != 0) GTEST_SKIP() << "the experts do not divide";
     const Mesh mesh(world, {{"dp", 1}, {"ep", world.size()}});
-    const std::string of_1f1b = "F0 F1 D0 F2 D1 F3 D2 D3",
+    const std::string order_1f1b = "F0 F1 D0 F2 D1 F3 D2 D3",
                       split = "F0 F1 B0 F2 B1 W0 F3 B2 W1 B3 W2 W3";
     for (const Aux aux : {Aux::hf, Aux::switch_transformer, Aux::megatron, Aux::sequence}) {
         const Recompute recompute = aux == Aux::hf ? Recompute::full : Recompute::none;
         const ExpertOptions options = with_loss(aux, world.size());
         const Outcome plain = run(mesh, options, recompute, "F0 D0 F1 D1 F2 D2 F3 D3");
-        for (const std::string& order : {of_1f1b, split})
+        for (const std::string& order : {order_1f1b, split})
             EXPECT_TRUE(run(mesh, options, recompute, order) == plain)
                 << aux_names[int(aux)] << ": " << order;
-        EXPECT_FALSE(near(run(mesh, options, recompute, of_1f1b, true), plain));
+        EXPECT_FALSE(near(run(mesh, options, recompute, order_1f1b, true), plain));
     }
 }
 
@@ -251,17 +251,17 @@ TEST(ExpertsComposed, RanksThatShareAMicroBatchsTokens) {
                 EXPECT_EQ(why_not(options, shared, B, T, 1).empty(),
                           n == 1 || aux != Aux::sequence || cut == Cut::cp);
                 if (aux == Aux::sequence && cut == Cut::tp) continue;
-                ChoiceLog choices(config, verify_bounds(DType::fp32)), of_one = choices;
+                ChoiceLog choices(config, verify_bounds(DType::fp32)), one_rank_choices = choices;
                 ExpertOptions apart = options;
                 apart.ep = 1;
-                const Outcome plain = share(one, apart, Cut::nothing, 2 * ep, of_one);
+                const Outcome plain = share(one, apart, Cut::nothing, 2 * ep, one_rank_choices);
                 const auto gate = plain.gradients.at("model.layers.0.mlp.gate.weight");
                 EXPECT_TRUE(near(share(mesh, options, cut, 2, choices), plain))
                     << aux_names[int(aux)] << " " << skew;
-                choices.follow(1), of_one.follow(1);
-                EXPECT_EQ(choices.plain().of_run, of_one.plain().of_run);
+                choices.follow(1), one_rank_choices.follow(1);
+                EXPECT_EQ(choices.plain().run_choices, one_rank_choices.plain().run_choices);
                 if (world.rank() == 0) {
-                    EXPECT_EQ(choices.plain().of_run.size(), size_t(2 * ep * N));
+                    EXPECT_EQ(choices.plain().run_choices.size(), size_t(2 * ep * N));
                 }
                 if (n / ep == 1) continue;
                 EXPECT_FALSE(

@@ -82,9 +82,9 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
                        .micro_batch = m};
     }
     const auto message = [&](bool none, uint64_t seed) {
-        const Shape of_stream =
+        const Shape stream_shape =
             of.tensor.sequence_parallel ? Shape{N / tp.size(), 32} : Shape{B, T, 32};
-        return none ? Tensor() : random_tensor(of_stream, shape.model.dtype, seed);
+        return none ? Tensor() : random_tensor(stream_shape, shape.model.dtype, seed);
     };
     const int64_t none = now();
     Saved saved[2];
@@ -123,18 +123,18 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
     const auto predicted = [&](int m) {
         return stage_activations(sizes, shape, options, rows[m], stage.first_layer);
     };
-    const StageBytes of_first = predicted(0), of_second = predicted(1);
+    const StageBytes first_bytes = predicted(0), second_bytes = predicted(1);
     const auto near = [](double predicted, int64_t measured, const char* what) {
         EXPECT_TRUE(peak_as_predicted(std::llround(predicted), measured))
             << what << ": " << predicted << " predicted, " << measured << " measured";
     };
-    EXPECT_EQ(std::llround(of_first.after_forward), first.first);
-    EXPECT_EQ(std::llround(of_second.after_forward), second.first);
-    EXPECT_EQ(std::llround(of_first.after_backward_input), inputs.first);
-    near(of_first.at_forward, first.second, "forward");
-    near(of_second.at_forward, second.second, "the second forward");
-    near(of_first.at_backward_input, inputs.second, "backward of inputs");
-    near(of_second.at_backward, backward.second, "backward");
+    EXPECT_EQ(std::llround(first_bytes.after_forward), first.first);
+    EXPECT_EQ(std::llround(second_bytes.after_forward), second.first);
+    EXPECT_EQ(std::llround(first_bytes.after_backward_input), inputs.first);
+    near(first_bytes.at_forward, first.second, "forward");
+    near(second_bytes.at_forward, second.second, "the second forward");
+    near(first_bytes.at_backward_input, inputs.second, "backward of inputs");
+    near(second_bytes.at_backward, backward.second, "backward");
 }
 
 TEST(ExpertsMemory, OfEachPassOfAStage) {

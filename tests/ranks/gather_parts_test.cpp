@@ -197,10 +197,10 @@ TEST(TensorPart, BlocksCoverExactlyItsElements) {
             const int64_t begin = below(size);
             parameter.slice.push_back({begin, begin + 1 + below(size - begin)});
         }
-        const int64_t cols = parameter.shape.back(), of_slice = parameter.local_numel(),
-                      begin = below(of_slice), count = below(of_slice - begin + 1);
+        const int64_t cols = parameter.shape.back(), slice_size = parameter.local_numel(),
+                      begin = below(slice_size), count = below(slice_size - begin + 1);
         std::vector<int64_t> expected, visited;  // places in the whole tensor
-        for (int64_t i = 0; i < of_slice; ++i) {
+        for (int64_t i = 0; i < slice_size; ++i) {
             const Range last = parameter.slice.back();
             const int64_t row = matrix ? parameter.slice[0].begin + i / last.size() : 0;
             if (i >= begin && i < begin + count)

@@ -19,7 +19,7 @@ const Communicator& world() { return Communicator::world(); }
 float element(int rank, int64_t i) {
     return float(rank + 1) * std::sin(float(i * 7 + rank)) * std::exp2(float(i % 5));
 }
-Tensor of_rank(int rank, int64_t n) {
+Tensor rank_tensor(int rank, int64_t n) {
     std::vector<float> values;
     for (int64_t i = 0; i < n; ++i) values.push_back(element(rank, i));
     return Tensor::from_host<float>(values, {n}, Memory::gradient);
@@ -40,7 +40,7 @@ struct Sum {
         for (int64_t n : sizes) {
             gradients.push_back(Tensor::zeros({n}, DType::e4m3, Memory::gradient));
             scales.push_back(Tensor::zeros({1}, DType::fp32, Memory::gradient));
-            sums.push_back(of_rank(world().rank(), n));
+            sums.push_back(rank_tensor(world().rank(), n));
         }
         all_reduce(gradients, scales, sums, world());
         all_reduce.end_step();
@@ -71,9 +71,9 @@ TEST(PrecisionRanks, GradientsAreSummedIn8Bits) {
     EXPECT_TRUE(counted_as_predicted(predicted, 1, communication_counts()));
     // All ranks have the same bits.
     const std::vector<float> here = sum.result(0);
-    const Tensor of_rank_0 = Tensor::from_host<float>(here, {Sum::sizes[0]}, Memory::workspace);
-    world().broadcast(of_rank_0, 0);
-    EXPECT_EQ(of_rank_0.to_host<float>(), here);
+    const Tensor rank_0_sum = Tensor::from_host<float>(here, {Sum::sizes[0]}, Memory::workspace);
+    world().broadcast(rank_0_sum, 0);
+    EXPECT_EQ(rank_0_sum.to_host<float>(), here);
 }
 
 TEST(PrecisionRanks, TheFactorAdaptsToWhatSaturates) {
@@ -172,11 +172,12 @@ TEST(PrecisionRanks, TensorParallelLinearsMultiplyInFp8) {
         const std::string printed = testing::internal::GetCapturedStdout();
         if (world().rank() != 0) continue;
         EXPECT_NE(printed.find("gradient  step 1"), std::string::npos);
-        const std::string of_gradient = printed.substr(printed.find("gradient  step 1"));
-        EXPECT_EQ(of_gradient.substr(0, of_gradient.find('\n')).find("MISSED"), std::string::npos)
+        const std::string gradient_line = printed.substr(printed.find("gradient  step 1"));
+        EXPECT_EQ(gradient_line.substr(0, gradient_line.find('\n')).find("MISSED"),
+                  std::string::npos)
             << printed;
         // It is fp8 that multiplied.
-        const double error = std::stod(of_gradient.substr(of_gradient.find("error") + 5));
+        const double error = std::stod(gradient_line.substr(gradient_line.find("error") + 5));
         EXPECT_GT(error, 0.01) << printed;
     }
 }

@@ -35,7 +35,7 @@ PrecisionOptions with(Products products) {
     return o;
 }
 // x and dy, the same on every rank; some tokens are larger than others.
-Tensor of_tokens(uint64_t seed) {
+Tensor token_tensor(uint64_t seed) {
     Doubles x = to_double(random_tensor({1, N, h}, DType::fp32, seed));
     for (int64_t i = 0; i < N * h; ++i) x[size_t(i)] *= std::exp2(double(i / h % 5));
     return tensor_of(x, {1, N, h}, DType::fp32);
@@ -90,11 +90,11 @@ struct Mlp {
     Results step(const Communicator& agree) {
         Context context = context_of_tokens();
         parameters.begin_gradients(1);
-        Saved of_up, of_down;
-        const Tensor a = up->forward(of_tokens(1), of_up, context);
-        Results r{.y = to_double(down->forward(a, of_down, context))};
-        const Tensor da = down->backward(of_tokens(2), of_down, context, WeightGradient::now);
-        r.dx = to_double(up->backward(da, of_up, context, WeightGradient::now));
+        Saved up_saved, down_saved;
+        const Tensor a = up->forward(token_tensor(1), up_saved, context);
+        Results r{.y = to_double(down->forward(a, down_saved, context))};
+        const Tensor da = down->backward(token_tensor(2), down_saved, context, WeightGradient::now);
+        r.dx = to_double(up->backward(da, up_saved, context, WeightGradient::now));
         shared->histories.end_step(agree);
         const int64_t F = 128 * world().size(), first = ranks.size() > 1 ? 0 : 128 * world().rank(),
                       held = F / ranks.size();
@@ -173,7 +173,7 @@ TEST(PrecisionTensorParallel, TheHeadOverTheVocabularyInFp8) {
         const auto head = make(std::make_shared<Fp8Shared>(o), weight);
         Context context = context_of_tokens();
         Saved saved;
-        head->forward(of_tokens(3), saved, context);
+        head->forward(token_tensor(3), saved, context);
         Mlp::Results r{.y = {context.loss.to_host<double>()[0]}};
         r.dx = to_double(head->backward(saved, context, WeightGradient::now));
         const Doubles dw = to_double(weight->grad);

@@ -105,11 +105,11 @@ TEST(RingAllReduce, RoundsOncePerAddition) {
 }
 
 TEST(RingAllReduce, AllRanksHaveTheSameBits) {
-    const Tensor x = tensor(numbers<float>(world().rank(), 5003)), of_rank_0 = blank<float>(5003);
+    const Tensor x = tensor(numbers<float>(world().rank(), 5003)), rank_0_sum = blank<float>(5003);
     ring_all_reduce(world(), x, RingDirections::both);
-    ops::copy(of_rank_0, x);
-    world().broadcast(of_rank_0, 0);
-    EXPECT_TRUE(same(x, of_rank_0.to_host<float>()));
+    ops::copy(rank_0_sum, x);
+    world().broadcast(rank_0_sum, 0);
+    EXPECT_TRUE(same(x, rank_0_sum.to_host<float>()));
 }
 
 // Neighbours in the group are not neighbours in the world, and its order is not the world's.

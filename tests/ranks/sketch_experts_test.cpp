@@ -138,10 +138,10 @@ int train(bool bucketed, Break wrong = Break::nothing) {
     };
     Llama model(config, {}, factories, Stage::whole(config));
     ParameterList& parameters = model.parameters();
-    const auto of_expert = [](const Parameter& p) { return p.name.find("expert") != p.name.npos; };
+    const auto is_expert = [](const Parameter& p) { return p.name.find("expert") != p.name.npos; };
     const auto split_experts_over = [&](const std::vector<std::string>& axes) {
         for (const auto& p : parameters)
-            if (of_expert(*p)) p->split_over = axes;
+            if (is_expert(*p)) p->split_over = axes;
     };
     if (wrong == Break::sum_over_ep) split_experts_over({});
     if (wrong == Break::not_over_dp) split_experts_over({"dp", "ep"});
@@ -175,7 +175,7 @@ int train(bool bucketed, Break wrong = Break::nothing) {
     sent.add(mesh.norm_group(), Collective::all_reduce, 1, 8);  // the norm
     const Communicator* former = nullptr;
     for (const auto& p : parameters) {
-        const Communicator& group = of_expert(*p) ? mesh.group("dp") : mesh.group({"dp", "ep"});
+        const Communicator& group = is_expert(*p) ? mesh.group("dp") : mesh.group({"dp", "ep"});
         if (group.size() > 1)
             sent.add(group, Collective::all_reduce, !bucketed || &group != former, p->grad.bytes());
         former = &group;

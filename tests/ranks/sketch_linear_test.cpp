@@ -29,7 +29,7 @@ struct Breaks {
     bool never_scale = false, own_amax = false;
 };
 
-enum Operand { of_input, of_weight, of_gradient, operands };
+enum Operand { input_operand, weight_operand, gradient_operand, operands };
 
 class ScaledLinear : public Linear {
 public:
@@ -40,18 +40,18 @@ public:
           scales_(scales) {}
 
     void multiply(Tensor y, const Tensor& x, const Tensor& residual) override {
-        const QuantisedTransfer in = narrow(x, of_input), w = weights();
+        const QuantisedTransfer in = narrow(x, input_operand), w = weights();
         ops::matmul(y, in.values, ops::Transpose::no, w.values, ops::Transpose::yes);
         ops::scale(y, 1 / (in.scale * w.scale));
         if (residual) ops::add(y, residual);
     }
     void multiply_backward(Tensor dx, const Tensor& dy) override {
-        const QuantisedTransfer g = narrow(dy, of_gradient), w = weights();
+        const QuantisedTransfer g = narrow(dy, gradient_operand), w = weights();
         ops::matmul(dx, g.values, ops::Transpose::no, w.values, ops::Transpose::no);
         ops::scale(dx, 1 / (g.scale * w.scale));
     }
     void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) override {
-        const QuantisedTransfer g = narrow(dy, of_gradient), in = narrow(x, of_input);
+        const QuantisedTransfer g = narrow(dy, gradient_operand), in = narrow(x, input_operand);
         const Tensor dw = Tensor::empty({dy.cols(), x.cols()}, DType::fp32, Memory::workspace);
         ops::matmul(dw, g.values.view({dy.rows(), dy.cols()}), ops::Transpose::yes,
                     in.values.view({x.rows(), x.cols()}), ops::Transpose::no);
@@ -75,7 +75,7 @@ private:
         Tensor values;
         float scale;
     };
-    QuantisedTransfer weights() { return narrow(stacked_values(parameters_), of_weight); }
+    QuantisedTransfer weights() { return narrow(stacked_values(parameters_), weight_operand); }
     // Scaled by a power of two, which changes no digit, with room for an amax twice as large.
     QuantisedTransfer narrow(const Tensor& x, Operand operand) {
         std::vector<float> amax = amax_.to_host<float>(), values = x.to_host<float>();

@@ -72,12 +72,12 @@ public:
         }
         sent_.clear();  // waits
     }
-    void add_to(PredictedCommunication& of_step) const {
+    void add_to(PredictedCommunication& step_communication) const {
         const int64_t bytes = A * B * T * config.hidden * 4;
-        of_step.add(down_, Collective::send_recv,
-                    {A, rank_ == 0 ? bytes : 0, rank_ == 0 ? double(bytes) : 0});
-        of_step.add(up_, Collective::send_recv,
-                    {A, rank_ == 1 ? bytes : 0, rank_ == 1 ? double(bytes) : 0});
+        step_communication.add(down_, Collective::send_recv,
+                               {A, rank_ == 0 ? bytes : 0, rank_ == 0 ? double(bytes) : 0});
+        step_communication.add(up_, Collective::send_recv,
+                               {A, rank_ == 1 ? bytes : 0, rank_ == 1 ? double(bytes) : 0});
     }
 
 private:

@@ -58,9 +58,10 @@ struct Setting {
 struct Checks {
     bool verified, sent_as_predicted;
 };
-Checks checks_of(Run& run, const PredictedCommunication& of_step) {
-    const bool sent = on_all_ranks(Communicator::world(),
-                                   counted_as_predicted(of_step, steps, communication_counts()));
+Checks checks_of(Run& run, const PredictedCommunication& step_communication) {
+    const bool sent =
+        on_all_ranks(Communicator::world(),
+                     counted_as_predicted(step_communication, steps, communication_counts()));
     const bool verified = run.finish([](Report&) { return true; });
     testing::internal::GetCapturedStdout();
     return {verified, sent};
@@ -86,14 +87,15 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
         s.world.all_reduce(step->loss);
         step->finish(squared);
     }
-    Prediction of_step;
-    sync.add_to(of_step, DType::fp32);
-    s.stages.add_to(of_step.communication);
+    Prediction step_prediction;
+    sync.add_to(step_prediction, DType::fp32);
+    s.stages.add_to(step_prediction.communication);
     const Parameter& tied = *parameters.find("model.embed_tokens.weight");
-    of_step.communication.add(s.mesh.group("tied"), Collective::all_reduce, 1, tied.grad.bytes());
-    of_step.communication.add(s.mesh.norm_group(), Collective::all_reduce, 1, 8);
-    of_step.communication.add(s.world, Collective::all_reduce, 1, 8);  // the loss
-    return checks_of(run, of_step.communication);
+    step_prediction.communication.add(s.mesh.group("tied"), Collective::all_reduce, 1,
+                                      tied.grad.bytes());
+    step_prediction.communication.add(s.mesh.norm_group(), Collective::all_reduce, 1, 8);
+    step_prediction.communication.add(s.world, Collective::all_reduce, 1, 8);  // the loss
+    return checks_of(run, step_prediction.communication);
 }
 
 template <class Stage>

@@ -200,9 +200,9 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
         world.all_reduce(step->loss);
         step->finish(squared);
     }
-    Prediction of_step;
-    PredictedCommunication& sent = of_step.communication;
-    if (buckets) sync.add_to(of_step, DType::fp32);
+    Prediction step_prediction;
+    PredictedCommunication& sent = step_prediction.communication;
+    if (buckets) sync.add_to(step_prediction, DType::fp32);
     for (const auto& p : parameters)
         if (const Communicator& group = data_group(mesh, *p); !buckets && group.size() > 1)
             sent.add(group, Collective::all_reduce, 1, p->grad.bytes());

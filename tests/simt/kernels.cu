@@ -14,15 +14,16 @@ __global__ void indices(int* out) {
 }
 
 __global__ void block_sums(float* sums, const float* x, int count) {
-    __shared__ float of_warps[4];
+    __shared__ float warp_sums[4];
     DYNAMIC_SHARED(float, all);
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
     all[blockDim.x - 1 - threadIdx.x] = i < count ? x[i] : 0.0f;
     __syncthreads();
     const float sum = warp_sum(all[threadIdx.x]);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
+    if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = sum;
     __syncthreads();
-    if (threadIdx.x == 0) sums[blockIdx.x] = of_warps[0] + of_warps[1] + of_warps[2] + of_warps[3];
+    if (threadIdx.x == 0)
+        sums[blockIdx.x] = warp_sums[0] + warp_sums[1] + warp_sums[2] + warp_sums[3];
 }
 
 __global__ void warp_operations(int* out) {

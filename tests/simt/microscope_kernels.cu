@@ -87,12 +87,12 @@ __global__ void unaligned_struct(Unaligned* to, const Unaligned* from) {
     to[threadIdx.x] = from[threadIdx.x];
 }
 __global__ void atomics_of_each_kind(float* sum) {
-    __shared__ float of_block;
-    if (threadIdx.x == 0) of_block = 0;
+    __shared__ float block_sum;
+    if (threadIdx.x == 0) block_sum = 0;
     __syncthreads();
-    atomicAdd(&of_block, 1.0f);
+    atomicAdd(&block_sum, 1.0f);
     __syncthreads();
-    if (threadIdx.x < 4) atomicAdd(sum + threadIdx.x, of_block);
+    if (threadIdx.x < 4) atomicAdd(sum + threadIdx.x, block_sum);
 }
 
 // ---- shared memory ------------------------------------------------------------------------------

@@ -56,9 +56,10 @@ TEST(Activations, OfATensorParallelRank) {
 TEST(Activations, OfAPipelinesRanks) {
     LocalSizes s = sizes_of(config);
     s.layers = 2, s.head = false;
-    const int64_t of_one = peak_activation_bytes(s);
+    const int64_t one_micro_batch = peak_activation_bytes(s);
     s.micro_batches = 5;
-    EXPECT_EQ(peak_activation_bytes(s), of_one + 4 * 2 * int64_t(layer_activations(s).total()));
+    EXPECT_EQ(peak_activation_bytes(s),
+              one_micro_batch + 4 * 2 * int64_t(layer_activations(s).total()));
     s.model.recompute = Recompute::full;  // of the other four only the layers' inputs
     const ActivationMoment peak = activation_peak(s);
     EXPECT_EQ(peak.terms.front().second, 4 * 2 * 64 * 4.0 * 64);

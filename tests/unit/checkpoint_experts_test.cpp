@@ -199,9 +199,9 @@ TEST(ExpertsCheckpoint, StackedExpertsAreReadUnderBothNames) {
                            to}});
                 return to_double(to);
             };
-            const Tensor of_expert = gate_up.slice(e, e + 1).view({48, 32});
-            EXPECT_EQ(read(gate, {24, 32}), to_double(of_expert.slice(0, 24)));
-            EXPECT_EQ(read(up, {24, 32}), to_double(of_expert.slice(24, 48)));
+            const Tensor expert_weights = gate_up.slice(e, e + 1).view({48, 32});
+            EXPECT_EQ(read(gate, {24, 32}), to_double(expert_weights.slice(0, 24)));
+            EXPECT_EQ(read(up, {24, 32}), to_double(expert_weights.slice(24, 48)));
             EXPECT_EQ(read(last, {32, 24}), to_double(down.slice(e, e + 1)));
         }
     const auto router = [&](const char* block) {

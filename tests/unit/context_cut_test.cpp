@@ -85,7 +85,7 @@ TEST(SequenceCut, PairsOfDocumentsAreCounted) {
             const int32_t* starts = ways[b].data();
             const std::vector<double> by_rank = pairs_by_rank(cut, starts);
             for (int64_t rank = 0; rank < cut.ranks(); ++rank) {
-                int64_t of_rank = 0;
+                int64_t rank_pairs = 0;
                 for (int64_t owner = 0; owner < cut.ranks(); ++owner) {
                     const Range keys{0, cut.length()};
                     const Pairs all = visible(cut, rank, owner, keys, starts);
@@ -94,9 +94,9 @@ TEST(SequenceCut, PairsOfDocumentsAreCounted) {
                     EXPECT_EQ(through(blocks, cut, rank, starts), all);
                     for (const Block& block : blocks)
                         EXPECT_FALSE(through({block}, cut, rank, starts).empty());
-                    of_rank += int64_t(all.size());
+                    rank_pairs += int64_t(all.size());
                 }
-                EXPECT_EQ(by_rank[size_t(rank)], double(of_rank));
+                EXPECT_EQ(by_rank[size_t(rank)], double(rank_pairs));
             }
         }
     });

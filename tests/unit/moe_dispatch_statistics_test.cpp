@@ -22,7 +22,7 @@ ExpertsConfig sizes() {
 // Rows of a hop to ranks, and of one to nodes, when each token's router chooses among the experts
 // of so many nodes drawn at random.
 std::pair<int, int> drawn_rows(int nodes) {
-    constexpr int all_nodes = ep / node_size, of_node = experts / all_nodes;
+    constexpr int all_nodes = ep / node_size, experts_per_node = experts / all_nodes;
     std::mt19937 generator(5);
     std::vector<int> node(all_nodes);
     std::iota(node.begin(), node.end(), 0);
@@ -31,12 +31,13 @@ std::pair<int, int> drawn_rows(int nodes) {
         std::ranges::shuffle(node, generator);
         std::vector<int> open;
         for (int n = 0; n < nodes; ++n)
-            for (int i = 0; i < of_node; ++i) open.push_back(node[size_t(n)] * of_node + i);
+            for (int i = 0; i < experts_per_node; ++i)
+                open.push_back(node[size_t(n)] * experts_per_node + i);
         std::ranges::shuffle(open, generator);
         std::set<int> ranks, its_nodes;
         for (int j = 0; j < k; ++j)
             ranks.insert(open[size_t(j)] / (experts / ep)),
-                its_nodes.insert(open[size_t(j)] / of_node);
+                its_nodes.insert(open[size_t(j)] / experts_per_node);
         to_ranks += int(ranks.size()), to_nodes += int(its_nodes.size());
     }
     return {to_ranks, to_nodes};

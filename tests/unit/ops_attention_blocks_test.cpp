@@ -230,15 +230,15 @@ void expect_added() {
                 {dtype, Adds::nothing}, {DType::fp32, Adds::nothing}, {DType::fp32, Adds::itself}};
             std::vector<Way> ways_of_q = ways;
             ways_of_q.push_back({dtype, Adds::another});
-            for (const Way& of_q : ways_of_q)
-                for (const Way& of_kv : ways) {
+            for (const Way& q_way : ways_of_q)
+                for (const Way& kv_way : ways) {
                     SCOPED_TRACE(fmt::format("{} Tq {} Tk {} D {}, dq {} {}, dk and dv {} {}",
                                              dtype_name(dtype), c.Tq, c.Tk, c.D,
-                                             dtype_name(of_q.dtype), int(of_q.adds),
-                                             dtype_name(of_kv.dtype), int(of_kv.adds)));
-                    const Output dq(t.q.shape(), of_q.dtype, of_q.adds, 31),
-                        dk(t.k.shape(), of_kv.dtype, of_kv.adds, 32),
-                        dv(t.k.shape(), of_kv.dtype, of_kv.adds, 33);
+                                             dtype_name(q_way.dtype), int(q_way.adds),
+                                             dtype_name(kv_way.dtype), int(kv_way.adds)));
+                    const Output dq(t.q.shape(), q_way.dtype, q_way.adds, 31),
+                        dk(t.k.shape(), kv_way.dtype, kv_way.adds, 32),
+                        dv(t.k.shape(), kv_way.dtype, kv_way.adds, 33);
                     ops::attention_backward(dq.tensor, dk.tensor, dv.tensor, t.dout, t.q, t.k, t.v,
                                             t.lse, t.delta, mask_of(c),
                                             {.dq = dq.addend, .dkv = bool(dk.addend)});

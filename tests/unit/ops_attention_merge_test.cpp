@@ -70,16 +70,17 @@ struct Merged {
 TEST(OpsAttentionMerge, ManyBlocks) {
     for (const Sizes& n : {Sizes{2, 37, 3, 64}, Sizes{1, 33, 2, 128}, Sizes{2, 5, 1, 7},
                            Sizes{1, 70, 2, 36}, Sizes{1, 3, 2, 200}})
-        for (const DType of_block : dtypes) {
+        for (const DType block_dtype : dtypes) {
             double bf16_error_of_few = 0;
             for (const size_t blocks : {1, 2, 5, 64}) {
                 SCOPED_TRACE(fmt::format("T {} H {} D {}, {} blocks in {}", n.T, n.H, n.D, blocks,
-                                         dtype_name(of_block)));
+                                         dtype_name(block_dtype)));
                 std::vector<Partial> parts;
-                for (size_t i = 0; i < blocks; ++i) parts.push_back(random_partial(n, of_block, i));
+                for (size_t i = 0; i < blocks; ++i)
+                    parts.push_back(random_partial(n, block_dtype, i));
                 const Merged wide(n, DType::fp32), narrow(n, DType::bf16);
                 for (const Partial& part : parts)
-                    wide.add(n, of_block, part), narrow.add(n, of_block, part);
+                    wide.add(n, block_dtype, part), narrow.add(n, block_dtype, part);
                 const Partial want = merged(n, parts);
                 for (const Tensor& lse : {wide.lse, narrow.lse})
                     EXPECT_LT(relative_error(lse, want.lse), 1e-6);
@@ -100,7 +101,7 @@ TEST(OpsAttentionMerge, ManyBlocks) {
 TEST(OpsAttentionMerge, RowsWithoutKeys) {
     const Sizes n = {2, 35, 2, 16};
     for (const DType dtype : dtypes)
-        for (const DType of_block : dtypes) {
+        for (const DType block_dtype : dtypes) {
             // Rows 0, 3, ... have no key so far; rows 0, 2, 4, ... none in the block.
             const Partial full = random_partial(n, DType::bf16, 1),
                           full_block = random_partial(n, DType::bf16, 2);
@@ -114,7 +115,7 @@ TEST(OpsAttentionMerge, RowsWithoutKeys) {
                 if (row % 2 == 0) forget(block, row);
             }
             const Merged all(n, dtype, before);
-            all.add(n, of_block, block);
+            all.add(n, block_dtype, block);
             const Partial both = merged(n, {full, full_block});
             const Doubles o = to_double(all.o), lse = to_double(all.lse);
             for (int64_t row = 0; row < n.B * n.T * n.H; ++row) {
@@ -185,16 +186,16 @@ TEST(OpsAttentionMerge, SomeOfTheQueries) {
             const Merged all(n, dtype, before);
             ops::attention_merge(all.o, all.lse, tensor_of(block.o, some.o(), DType::fp32),
                                  tensor_of(block.lse, some.lse(), DType::fp32), first);
-            Doubles o = to_double(all.o), of_some, want_of_some;
+            Doubles o = to_double(all.o), some_o, want_of_some;
             for (size_t i = 0; i < o.size(); ++i) {
                 const int64_t t = int64_t(i) / n.D / n.H % n.T;
                 if (t < first || t >= first + length) {
                     EXPECT_TRUE(std::isnan(o[i])) << i;
                     continue;
                 }
-                of_some.push_back(o[i]), want_of_some.push_back(want.o[i]);
+                some_o.push_back(o[i]), want_of_some.push_back(want.o[i]);
             }
-            EXPECT_LT(relative_error(of_some, want_of_some), dtype == DType::fp32 ? 1e-6 : 5e-3);
+            EXPECT_LT(relative_error(some_o, want_of_some), dtype == DType::fp32 ? 1e-6 : 5e-3);
             EXPECT_LT(relative_error(all.lse, want.lse), 1e-6);
         }
 }
@@ -202,14 +203,14 @@ TEST(OpsAttentionMerge, SomeOfTheQueries) {
 // One element past a multiple of 16 bytes, either of the two, and rows that no wide access fits.
 TEST(OpsAttentionMerge, AnyAddress) {
     for (const DType dtype : dtypes)
-        for (const DType of_block : dtypes)
+        for (const DType block_dtype : dtypes)
             for (const int64_t D : {16, 5})
                 for (const bool shift_block : {false, true}) {
                     const Sizes n = {1, 12, 1, D};
                     const Partial first = random_partial(n, dtype, 8),
-                                  second = random_partial(n, of_block, 9);
+                                  second = random_partial(n, block_dtype, 9);
                     const Merged aligned(n, dtype, first);
-                    aligned.add(n, of_block, second);
+                    aligned.add(n, block_dtype, second);
                     const auto place = [&](const Doubles& values, DType of, bool shift) {
                         const Tensor storage = poisoned({12 * D + 1}, of);
                         const Tensor view = storage.slice(shift, 12 * D + shift).view(n.o());
@@ -217,7 +218,7 @@ TEST(OpsAttentionMerge, AnyAddress) {
                         return view;
                     };
                     const Tensor o = place(first.o, dtype, !shift_block),
-                                 o_block = place(second.o, of_block, shift_block),
+                                 o_block = place(second.o, block_dtype, shift_block),
                                  lse = tensor_of(first.lse, n.lse(), DType::fp32);
                     ops::attention_merge(o, lse, o_block,
                                          tensor_of(second.lse, n.lse(), DType::fp32));

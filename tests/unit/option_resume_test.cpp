@@ -28,10 +28,10 @@ struct Program {
         list.add("--coef", coefficient, "").between(0, 1);
         list.add("--accum", accum, "").at_least(1);
         list.add("--ramp", ramp, "").excludes({"--accum"});
-        list.of_training({"--gamma", "--token", "--shuffle", "--balance", "--coef"},
-                         Another::refused);
-        list.of_training({"--lr", "--ramp", "--mean"}, Another::told);
-        list.of_training({"--accum"}, Another::allowed);
+        list.training_options({"--gamma", "--token", "--shuffle", "--balance", "--coef"},
+                              Another::refused);
+        list.training_options({"--lr", "--ramp", "--mean"}, Another::told);
+        list.training_options({"--accum"}, Another::allowed);
         words.insert(words.begin(), "program");
         std::vector<char*> argv;
         for (std::string& word : words) argv.push_back(word.data());

@@ -38,8 +38,8 @@ double shortest_of_all(const OptimalProblem& problem) {
     const Costs costs{.stages = problem.stages, .hop = problem.hop};
     double shortest = 1e9;
     const std::function<void(size_t)> choose = [&](size_t rank) {
-        for (const auto& of_rank : lists) {
-            schedule.actions[rank] = of_rank;
+        for (const auto& rank_actions : lists) {
+            schedule.actions[rank] = rank_actions;
             if (rank + 1 < ranks) {
                 choose(rank + 1);
                 continue;

@@ -21,8 +21,8 @@ TEST(PipelineDrawing, TwoLinesARank) {
                             "          0011    0000221111  2222", "rank 1    ..FFDDDDFFDDDDFFDDDD",
                             "            000000111111222222"};
     EXPECT_EQ(draw_timeline(result, 0, 24), expected);
-    for (auto& of_rank : result.ranks)  // as a clock would have measured it
-        for (TimedAction& timed : of_rank) timed.begin += 1e4, timed.end += 1e4;
+    for (auto& rank_actions : result.ranks)  // as a clock would have measured it
+        for (TimedAction& timed : rank_actions) timed.begin += 1e4, timed.end += 1e4;
     EXPECT_EQ(draw_timeline(result, 0, 24), expected);
     EXPECT_EQ(draw_timeline(result, 24, 24)[2], "rank 1    .FDDFDDFDD");
 }
@@ -48,13 +48,13 @@ TEST(PipelinePicture, ShowsBothTimelinesOnOneScale) {
         const Schedule schedule = make_schedule(name, 4, 8);
         const Simulation simulated = simulate(schedule, Costs::even(schedule, {0.1, 0.1, 0.1}));
         Simulation ran = simulate(schedule, Costs::even(schedule, {0.2, 0.2, 0.2}));
-        for (auto& of_rank : ran.ranks)
-            for (TimedAction& timed : of_rank) timed.begin += 1e4, timed.end += 1e4;
+        for (auto& rank_actions : ran.ranks)
+            for (TimedAction& timed : rank_actions) timed.begin += 1e4, timed.end += 1e4;
         const SchedulePicture picture(schedule, simulated, ran);
         const std::vector<Drawn> all = read_picture(picture.draw().document());
         expect_readable(all);
         size_t actions = 0;
-        for (const auto& of_rank : schedule.actions) actions += of_rank.size();
+        for (const auto& rank_actions : schedule.actions) actions += rank_actions.size();
         EXPECT_EQ(with_hint(all, "as simulated ").size(), actions) << name;
         EXPECT_EQ(with_hint(all, "as it ran ").size(), actions) << name;
         // It ran twice as slowly, and is drawn twice as wide.

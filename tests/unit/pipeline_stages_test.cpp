@@ -217,15 +217,15 @@ TEST(PipelineMemory, BetweenTheHalvesOfBackwardALayerKeepsWhatItsLinearsNeed) {
     const LlamaConfig c = preset("nano");
     const int64_t T = 32;
     LocalSizes sizes = local_sizes(shape_of(c, T));
-    const double of_layer =
+    const double layer_bytes =
         4 * double(T) * double(4 * c.hidden + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn);
     sizes.embedding = sizes.head = false;
-    EXPECT_EQ(kept_activations(sizes).after_backward_input, double(c.layers) * of_layer);
+    EXPECT_EQ(kept_activations(sizes).after_backward_input, double(c.layers) * layer_bytes);
     sizes.model.recompute = Recompute::full;  // nothing else of what was computed again
-    EXPECT_EQ(kept_activations(sizes).after_backward_input, double(c.layers) * of_layer);
+    EXPECT_EQ(kept_activations(sizes).after_backward_input, double(c.layers) * layer_bytes);
     sizes.embedding = sizes.head = true;
     EXPECT_EQ(kept_activations(sizes).after_backward_input,
-              double(c.layers) * of_layer + 4 * double(T) * double(2 * c.hidden + c.vocab));
+              double(c.layers) * layer_bytes + 4 * double(T) * double(2 * c.hidden + c.vocab));
 }
 
 }  // namespace

@@ -197,8 +197,8 @@ TEST(PlannerNearest, FewerAreAsFastAsAnAwkwardNumber) {
     // 96 = 3 x 32 is a good number.
     what.gpus = 96;
     Planner even(what);
-    const Ranked of_96 = even.plan().fit.front();
-    EXPECT_FALSE(as_fast_with_fewer(what, even.mfu(of_96), of_96.seconds));
+    const Ranked best_of_96 = even.plan().fit.front();
+    EXPECT_FALSE(as_fast_with_fewer(what, even.mfu(best_of_96), best_of_96.seconds));
 }
 
 }  // namespace

@@ -128,12 +128,12 @@ struct Setting {
         const auto e4m3 = [](const Matrix& m, ops::ScaleGroup group) {
             return rounded(m, DType::e4m3, group);
         };
-        const auto of_gradient = [&](const Matrix& m) {
+        const auto rounded_gradient = [&](const Matrix& m) {
             return rounded(m, gradient_format, tokens);
         };
         Results r{product(e4m3(mx, tokens), e4m3(mw, weights)),
-                  product(of_gradient(mdy), e4m3(transposed(mw), weights)),
-                  product(of_gradient(transposed(mdy)), e4m3(transposed(mx), tokens))};
+                  product(rounded_gradient(mdy), e4m3(transposed(mw), weights)),
+                  product(rounded_gradient(transposed(mdy)), e4m3(transposed(mx), tokens))};
         const Doubles more = to_double(residual);
         for (size_t i = 0; i < more.size(); ++i) r.y[i] += more[i];
         return r;
@@ -249,13 +249,13 @@ TEST(PrecisionHead, ProductsAreThoseOfTheRoundedNumbers) {
                                    context.batch.targets.view({N}).slice(begin, begin + n),
                                    context.token_weight);
                 const Matrix d = matrix_of(logits);
-                const auto of_gradient = [&](const Matrix& m) {
+                const auto rounded_gradient = [&](const Matrix& m) {
                     return rounded(m, o.gradient_format, tokens);
                 };
-                const Doubles more = product(of_gradient(d), e4m3(transposed(w), weights));
+                const Doubles more = product(rounded_gradient(d), e4m3(transposed(w), weights));
                 dx.insert(dx.end(), more.begin(), more.end());
-                const Doubles sum =
-                    product(of_gradient(transposed(d)), e4m3(transposed(matrix_of(part)), tokens));
+                const Doubles sum = product(rounded_gradient(transposed(d)),
+                                            e4m3(transposed(matrix_of(part)), tokens));
                 for (size_t i = 0; i < dw.size(); ++i) dw[i] += sum[i];
             }
             const Tensor got = trained.backward(saved, context, WeightGradient::now);

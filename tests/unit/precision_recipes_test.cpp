@@ -28,7 +28,7 @@ TEST(PrecisionRecipes, BytesAreThePlaybooks) {
 
 TEST(PrecisionRecipes, WhatIsNoLinearStaysOutOfFp8) {
     for (const Recipe& recipe : all_recipes()) {
-        const Recipe rest = recipe.of_rest();
+        const Recipe rest = recipe.rest_recipe();
         EXPECT_EQ(rest.weights, recipe.activations) << recipe.name;
         EXPECT_FALSE(rest.gradients && is_fp8(*rest.gradients)) << recipe.name;
         EXPECT_TRUE(rest.master || rest.weights == DType::fp32) << recipe.name;

@@ -131,8 +131,8 @@ std::vector<std::string> Communicator::gather_strings(const std::string& mine) c
     exchange.wait();
     return all;
 }
-std::string Communicator::broadcast_string(const std::string& of_root, int root) const {
-    return gather_strings(rank() == root ? of_root : "")[size_t(root)];
+std::string Communicator::broadcast_string(const std::string& root_string, int root) const {
+    return gather_strings(rank() == root ? root_string : "")[size_t(root)];
 }
 
 void Communicator::wait_asleep_for(int root) const {
@@ -196,10 +196,10 @@ void abort_all_ranks(int exit_code) {
 }
 
 void abort_all_ranks(const std::exception& error) {
-    const bool of_peer = dynamic_cast<const PeerError*>(&error);
-    fmt::print(stderr, "{}: {}{}\n", of_peer ? "error" : "internal error", rank_prefix(),
+    const bool from_peer = dynamic_cast<const PeerError*>(&error);
+    fmt::print(stderr, "{}: {}{}\n", from_peer ? "error" : "internal error", rank_prefix(),
                error.what());
-    abort_all_ranks(int(of_peer ? Exit::peer : Exit::bug));
+    abort_all_ranks(int(from_peer ? Exit::peer : Exit::bug));
 }
 
 }  // namespace ultrascale

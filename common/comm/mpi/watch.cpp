@@ -48,9 +48,9 @@ void end_after_mpi_error(int code) {
     MPI_Error_class(code, &error_class);
     std::string says = std::string("MPI: ") + text;
     says = says.substr(0, says.find_first_of("\n"));
-    for (int of_the_call : {MPI_ERR_BUFFER, MPI_ERR_COUNT, MPI_ERR_TYPE, MPI_ERR_TAG, MPI_ERR_RANK,
-                            MPI_ERR_REQUEST, MPI_ERR_ARG, MPI_ERR_TRUNCATE})
-        if (error_class == of_the_call) abort_all_ranks(std::runtime_error(says));
+    for (int call_error : {MPI_ERR_BUFFER, MPI_ERR_COUNT, MPI_ERR_TYPE, MPI_ERR_TAG, MPI_ERR_RANK,
+                           MPI_ERR_REQUEST, MPI_ERR_ARG, MPI_ERR_TRUNCATE})
+        if (error_class == call_error) abort_all_ranks(std::runtime_error(says));
     wait_for_the_launcher();
     abort_all_ranks(PeerError(says));
 }

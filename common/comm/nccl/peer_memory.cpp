@@ -94,7 +94,7 @@ std::shared_ptr<PeerMemory> PeerMemory::open(Communicator::Impl& group) {
 // Every rank allocates a block and maps the others' blocks; if one rank fails, none gets a block.
 std::optional<PeerMemory::Block> PeerMemory::map_new(int64_t bytes) {
     Block block = {
-        .of_rank = std::vector<char*>(size_t(size_)), .bytes = bytes, .let_go_at = meetings_ - 1};
+        .by_rank = std::vector<char*>(size_t(size_)), .bytes = bytes, .let_go_at = meetings_ - 1};
     char* const own = allocate_exportable(bytes);
     Export exported = {own && batch_mem_op(), boot_id(), {}};
     if (exported.ok) exported.ok = cudaIpcGetMemHandle(&exported.handle, own) == cudaSuccess;
@@ -106,7 +106,7 @@ std::optional<PeerMemory::Block> PeerMemory::map_new(int64_t bytes) {
         if (r != rank_)
             ok = cudaIpcOpenMemHandle(&mapped, all[size_t(r)].handle,
                                       cudaIpcMemLazyEnablePeerAccess) == cudaSuccess;
-        block.of_rank[size_t(r)] = static_cast<char*>(mapped);
+        block.by_rank[size_t(r)] = static_cast<char*>(mapped);
     }
     if (std::ranges::all_of(tell_all(*group_, char(ok)), [](char there) { return there != 0; }))
         return block;
@@ -150,7 +150,7 @@ const PeerMemory::Block* PeerMemory::block_of(const void* data) const {
 char* PeerMemory::at(int peer, const void* data) const {
     const Block* block = block_of(data);
     check(block, "no symmetric memory");
-    return block->of_rank[size_t(peer)] + (static_cast<const char*>(data) - mine(*block));
+    return block->by_rank[size_t(peer)] + (static_cast<const char*>(data) - mine(*block));
 }
 
 void PeerMemory::meet(const Stream& stream) {

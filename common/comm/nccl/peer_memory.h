@@ -61,7 +61,7 @@ public:
 
 private:
     struct Block {
-        std::vector<char*> of_rank;  // its own, and the others' as mapped here
+        std::vector<char*> by_rank;  // its own, and the others' as mapped here
         int64_t bytes;
         bool used = true;
         // the number of meetings when it was freed; for a new block one less, as nobody has used it
@@ -69,7 +69,7 @@ private:
     };
     explicit PeerMemory(Communicator::Impl& group);
     std::optional<Block> map_new(int64_t bytes);
-    char* mine(const Block& block) const { return block.of_rank[size_t(rank_)]; }
+    char* mine(const Block& block) const { return block.by_rank[size_t(rank_)]; }
     const Block* block_of(const void* data) const;
 
     Communicator::Impl* group_;  // for allocating; blocks may be freed after its end

@@ -99,11 +99,11 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
         // Loads log2_sum or delta for this thread's columns. It does so before it issues products:
         // after them, whose operands are in shared memory too, the loads would wait until they are
         // done.
-        float of_rows[queries / 16][4];
+        float row_values[queries / 16][4];
         const auto load_rows = [&](const float(&from)[queries]) {
             const float* const first = from + 4 * (thread_here() % 4);
 #pragma unroll
-            for (int kk = 0; kk < queries / 16; ++kk) load_floats(of_rows[kk], first + 16 * kk);
+            for (int kk = 0; kk < queries / 16; ++kk) load_floats(row_values[kk], first + 16 * kk);
         };
         // Computes P in p, not yet in p_a, which the product for dV still reads.
         const auto to_probabilities = [&](const BackwardRows<D>& rows, int highest_begin,
@@ -117,7 +117,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
 #pragma unroll
                 for (int i = 0; i < 8; ++i) {
                     float& x = p[2 * kk + i / 4][i % 4];
-                    x = exp2_fast(x * factor - of_rows[kk][i / 4 * 2 + i % 2]);
+                    x = exp2_fast(x * factor - row_values[kk][i / 4 * 2 + i % 2]);
                 }
         };
         const auto keep_probabilities = [&] {
@@ -147,7 +147,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
         const auto send_dq = [&] {
             if (first_lane()) {
                 const int64_t to =
-                    int64_t(tiles.place(open.of_head)) * (queries * D) + consumer * dq_tile;
+                    int64_t(tiles.place(open.head_stride)) * (queries * D) + consumer * dq_tile;
                 bulk_add(open.sums + to + int(thread_here()) / 32 * dq_of_warp, outgoing(),
                          sizeof(shared.outgoing[0]));
                 tma_store_commit();
@@ -180,7 +180,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             begin_product(v, shared.dout[stage]);
             if constexpr (later) begin_dq();
             wgmma_wait<later ? 1 : 0>(p);  // this also waits for dK, issued before
-            to_ds(p, p_a, of_rows);
+            to_ds(p, p_a, row_values);
             if constexpr (later) {
                 wgmma_wait<0>(part);
                 store_dq();
@@ -213,7 +213,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
         } else {
             __syncwarp();  // all lanes have read the tile's number
             arrive(shared.kv_empty);
-            if (Output::add && pieces.of_tile == 1) continue;  // nothing to add
+            if (Output::add && pieces.per_tile == 1) continue;  // nothing to add
         }
 
         // Read again, as all registers are in use.
@@ -256,12 +256,12 @@ void launch(const OpenDq& open, int64_t b, int64_t first, const Tensor& dk, cons
     const auto run = [&](auto kernel, const auto& out) {
         const int64_t steps = s.group() * ceil_div(s.Tq, Shape::queries);
         for (Pieces& pieces : divided(order, steps, mask, true)) {
-            const Tensor of_pieces = piece_results(pieces, 2 * Shape::keys * s.D);
+            const Tensor piece_storage = piece_results(pieces, 2 * Shape::keys * s.D);
             LAUNCH(kernel, unsigned(std::min(pieces.count(), multiprocessors())), Shape::threads,
                    sizeof(BackwardShared<D>))
             (tiles, head_map<D>(q, Shape::queries), head_map<D>(dout, Shape::queries),
              head_map<D>(k, 64), head_map<D>(v, 64), out, s, mask, pieces);
-            if (pieces.of_tile > 1) add_pieces(dk, dv, pieces, s, add);
+            if (pieces.per_tile > 1) add_pieces(dk, dv, pieces, s, add);
         }
     };
     const auto run_wide = [&]<bool adds>(std::bool_constant<adds>) {

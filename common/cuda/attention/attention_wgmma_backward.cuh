@@ -140,21 +140,21 @@ struct StepPlace {
 // the group's first head, then of the second, ...
 template <int queries>
 struct QueryTiles {
-    int begin, of_head, count;  // tiles: the first that sees the keys; per head; in this piece
-    int head, number;           // of the current tile; heads are numbered across all sequences
+    int begin, per_head, count;  // tiles: the first that sees the keys; per head; in this piece
+    int head, number;            // of the current tile; heads are numbered across all sequences
     __device__ QueryTiles(const DeviceMask& mask, const AttentionSizes& s, const KeyTile& keys,
                           const Pieces& pieces) {
         const int group = int(s.H) / int(s.K);
-        of_head = (int(s.Tq) + queries - 1) / queries;
+        per_head = (int(s.Tq) + queries - 1) / queries;
         begin = first_query_tile(keys.first, queries, mask);
-        const int seen = max(of_head - begin, 0), all = seen * group;
-        const int skipped = keys.first_of(all, pieces.of_tile);
-        count = keys.last_of(all, pieces.of_tile) - skipped;
+        const int seen = max(per_head - begin, 0), all = seen * group;
+        const int skipped = keys.first_of(all, pieces.per_tile);
+        count = keys.last_of(all, pieces.per_tile) - skipped;
         head = (keys.b * int(s.K) + keys.h) * group + skipped / max(seen, 1),
         number = begin + skipped % max(seen, 1);
     }
     __device__ void advance() {
-        if (++number == of_head) number = begin, ++head;
+        if (++number == per_head) number = begin, ++head;
     }
     // The tile's place in OpenTiles, with so many tiles from one head to the next.
     __device__ int place(int stride) const { return head * stride + number; }
@@ -188,7 +188,7 @@ __device__ void produce(BackwardShared<D>& shared, const OpenTiles<D>& open, con
                      tile.b);
             tma_load(shared.dout[place.stage], dout, full, 0, tiles.number * Shape::queries, part,
                      tile.b);
-            bulk_load(&shared.rows[place.stage], &open.rows[tiles.place(open.of_head)], full,
+            bulk_load(&shared.rows[place.stage], &open.rows[tiles.place(open.head_stride)], full,
                       sizeof(shared.rows[0]));
             tiles.advance(), place.advance();
         };

@@ -176,7 +176,7 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
         for (int r = 0; r < 2; ++r) inverse[r] = softmax.sum[r] > 0 ? 1 / softmax.sum[r] : 0;
         stored = true;
         sync_some<128>(first_group + consumer);  // the products of all four warps have read Q
-        if (pieces.of_tile > 1) {
+        if (pieces.per_tile > 1) {
             const int first_of_warp = 64 * consumer + 16 * warp;
             float* const o_piece =
                 pieces.results + tile.place(pieces) * forward_piece<D>(Shape::queries);
@@ -240,12 +240,12 @@ void launch(const Tensor& o, const Tensor& lse, const Tensor& q, const Tensor& k
     const TileOrder order =
         tile_order(s.B, s.H, ceil_div(s.Tq, Shape::queries), 4 * s.Tk * s.D / s.group());
     for (Pieces& pieces : divided(order, ceil_div(s.Tk, Shape::keys), mask, false)) {
-        const Tensor of_pieces = piece_results(pieces, forward_piece<D>(Shape::queries));
+        const Tensor piece_storage = piece_results(pieces, forward_piece<D>(Shape::queries));
         LAUNCH(forward<D>, unsigned(std::min(pieces.count(), multiprocessors())), Shape::threads,
                sizeof(ForwardShared<D>))
         (data<float>(lse), head_map<D>(q, 64), head_map<D>(k, Shape::keys),
          head_map<D>(v, Shape::keys), head_map<D>(o, 64), s, mask, pieces);
-        if (pieces.of_tile > 1) merge_pieces(o, lse, pieces, s);
+        if (pieces.per_tile > 1) merge_pieces(o, lse, pieces, s);
     }
 }
 

@@ -40,8 +40,8 @@ struct QueryTile : TilePiece {
     __device__ KeyTiles keys(const DeviceMask& mask, const Pieces& pieces) const {
         constexpr int keys = ForwardShape<D>::keys;
         KeyTiles tiles = key_tiles<ForwardShape<D>::queries, keys>(mask, b, first);
-        const int skipped = first_of(tiles.count, pieces.of_tile);
-        tiles.count = last_of(tiles.count, pieces.of_tile) - skipped;
+        const int skipped = first_of(tiles.count, pieces.per_tile);
+        tiles.count = last_of(tiles.count, pieces.per_tile) - skipped;
         tiles.begin += skipped * keys;
         return tiles;
     }

@@ -95,7 +95,7 @@ template <int D, class Output>
 __device__ void store_gradients(const Output& out, const Pieces& pieces, int* place,
                                 const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
                                 const float (&dk)[D / 8][4], const AttentionSizes& s) {
-    if (pieces.of_tile > 1)
+    if (pieces.per_tile > 1)
         store_piece<D>(pieces, tile, first_key, dv, dk);
     else
         store_whole<D>(out, place, tile, first_key, dv, dk, s);

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads)
     const int warp = int(blockIdx.x * threads + threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
     const int row = warp % queries, number = warp / queries;
     if (number >= pieces.tiles()) return;
-    const TilePiece tile(pieces, number * pieces.of_tile);
+    const TilePiece tile(pieces, number * pieces.per_tile);
     const int64_t query = int64_t(pieces.order.tiles - 1 - tile.rank) * queries + row;
     if (query >= s.Tq) return;
     const float* const first = pieces.results + int64_t(number) * forward_piece<D>(queries);
@@ -53,10 +53,10 @@ __global__ void __launch_bounds__(threads)
     const auto lse_of = [&](int p) { return first[p * next + queries * D + row]; };
 
     float top = -INFINITY;
-    for (int p = 0; p < pieces.of_tile; ++p) top = fmaxf(top, lse_of(p));
+    for (int p = 0; p < pieces.per_tile; ++p) top = fmaxf(top, lse_of(p));
     Pack<float, n> sum = {};
     float weights = 0;
-    for (int p = 0; p < pieces.of_tile && top > -INFINITY; ++p) {
+    for (int p = 0; p < pieces.per_tile && top > -INFINITY; ++p) {
         const float weight = expf(lse_of(p) - top);
         const Pack<float, n> part = load<n>(first + p * next + row * D + lane * n);
         for (int j = 0; j < n; ++j) sum.x[j] += weight * part.x[j];
@@ -74,7 +74,7 @@ template <int D, class Out>
 __global__ void __launch_bounds__(threads)
     sum_pieces(Out* dv, Out* dk, Pieces pieces, AttentionSizes s, bool add) {
     constexpr int numel = backward_keys * D;
-    const KeyTile tile(pieces, int(blockIdx.x) * pieces.of_tile);
+    const KeyTile tile(pieces, int(blockIdx.x) * pieces.per_tile);
     const float* const from =
         pieces.results + (int64_t(blockIdx.y) * pieces.count() + blockIdx.x) * numel;
     Out* const out = blockIdx.y == 0 ? dv : dk;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(threads)
         const int64_t key = tile.first + i / D;
         if (key >= s.Tk) break;
         Pack<float, 4> sum = load<4>(from + i);
-        for (int p = 1; p < pieces.of_tile; ++p) {
+        for (int p = 1; p < pieces.per_tile; ++p) {
             const Pack<float, 4> more = load<4>(from + int64_t(p) * pieces.tiles() * numel + i);
             for (int j = 0; j < 4; ++j) sum.x[j] += more.x[j];
         }
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(threads)
 std::vector<Pieces> divided(const TileOrder& order, int64_t steps, const DeviceMask& mask,
                             bool few) {
     const int tiles = order.count();
-    const int of_few = few ? pieces_of_few(tiles, steps, mask.causal) : 1;
-    if (of_few > 1) return {{order, 0, tiles, of_few}};
+    const int few_pieces = few ? pieces_of_few(tiles, steps, mask.causal) : 1;
+    if (few_pieces > 1) return {{order, 0, tiles, few_pieces}};
     const int rest = mask.causal || mask.starts ? 0 : tiles % multiprocessors();
     const int pieces = rest == 0 ? 1 : pieces_of_rest(rest, steps);
     if (pieces == 1) return {{order, 0, tiles, 1}};
@@ -112,7 +112,7 @@ std::vector<Pieces> divided(const TileOrder& order, int64_t steps, const DeviceM
 }
 
 Tensor piece_results(Pieces& pieces, int64_t numel) {
-    if (pieces.of_tile == 1) return {};
+    if (pieces.per_tile == 1) return {};
     const Tensor results = Tensor::empty({pieces.count(), numel}, DType::fp32, Memory::workspace);
     pieces.results = data<float>(results);
     return results;

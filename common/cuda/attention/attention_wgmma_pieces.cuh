@@ -10,30 +10,30 @@ namespace ultrascale::ops {
 // A block processes a tile: forward of queries, with all keys that they see; backward of keys, with
 // all queries that see them. If that would leave multiprocessors idle, what a tile needs of the
 // other side is divided among several blocks (pieces), whose results are then put together in
-// order. This is the work of one launch: tiles begin .. end - 1 of an order, each in `of_tile`
+// order. This is the work of one launch: tiles begin .. end - 1 of an order, each in `per_tile`
 // pieces.
 struct Pieces {
     TileOrder order;
-    int begin, end, of_tile;
-    float* results = nullptr;  // of all pieces; null if of_tile is 1
+    int begin, end, per_tile;
+    float* results = nullptr;  // of all pieces; null if per_tile is 1
     __host__ __device__ int tiles() const { return end - begin; }
-    __host__ __device__ int count() const { return tiles() * of_tile; }
+    __host__ __device__ int count() const { return tiles() * per_tile; }
 };
 
 // The tile, and the piece of it, that block number `index` of a launch processes.
 struct TilePiece {
     int b, h, rank, number, piece;  // number: counted from the launch's first tile
     __device__ TilePiece(const Pieces& pieces, int index)
-        : number(index / pieces.of_tile), piece(index % pieces.of_tile) {
+        : number(index / pieces.per_tile), piece(index % pieces.per_tile) {
         const Tile tile = pieces.order.at(pieces.begin + number);
         b = tile.b, h = tile.h, rank = tile.rank;
     }
     // Its part of `all` tiles of the other side: from the first up to, but not including, the last.
-    __device__ int first_of(int all, int of_tile) const {
-        return int(int64_t(all) * piece / of_tile);
+    __device__ int first_of(int all, int per_tile) const {
+        return int(int64_t(all) * piece / per_tile);
     }
-    __device__ int last_of(int all, int of_tile) const {
-        return int(int64_t(all) * (piece + 1) / of_tile);
+    __device__ int last_of(int all, int per_tile) const {
+        return int(int64_t(all) * (piece + 1) / per_tile);
     }
     // The place of its result among those of all pieces.
     __device__ int64_t place(const Pieces& pieces) const {

@@ -32,13 +32,13 @@ __global__ void __launch_bounds__(threads)
     longest_rows(int* longest_k, int* longest_v, const Element* k, const Element* v, int64_t T,
                  int heads) {
     constexpr int lanes = D / 8, groups = threads / lanes;
-    DYNAMIC_SHARED(int, of_head);
+    DYNAMIC_SHARED(int, by_head);
     const int64_t blocks = (T + tokens - 1) / tokens, b = blockIdx.x / blocks,
                   first = blockIdx.x % blocks * tokens;
     const Element* const x =
         (blockIdx.y == 0 ? k : v) + (b * T + first) * heads * D + int(threadIdx.x) % lanes * 8;
     const int rows = int(min(T - first, int64_t(tokens))) * heads, group = int(threadIdx.x) / lanes;
-    for (int h = int(threadIdx.x); h < heads; h += threads) of_head[h] = 0;
+    for (int h = int(threadIdx.x); h < heads; h += threads) by_head[h] = 0;
     __syncthreads();
     for (int i = 0; i < rows; i += groups * at_once) {
         Pack<Element, 8> pack[at_once] = {};
@@ -51,12 +51,12 @@ __global__ void __launch_bounds__(threads)
             const int bits = __float_as_int(row_length<D>(pack[u])) & INT_MAX;
             if (int(threadIdx.x) % lanes == 0)
                 // if there is no row: tiny
-                atomicMax(&of_head[(i + u * groups + group) % heads], bits);
+                atomicMax(&by_head[(i + u * groups + group) % heads], bits);
         }
     }
     __syncthreads();
     for (int h = int(threadIdx.x); h < heads; h += threads)
-        atomicMax(&(blockIdx.y == 0 ? longest_k : longest_v)[b * heads + h], of_head[h]);
+        atomicMax(&(blockIdx.y == 0 ? longest_k : longest_v)[b * heads + h], by_head[h]);
 }
 
 // The factor for a bound: bound < 2^(exponent - 126), and the factor is 2^(156 - exponent).
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(threads)
     __shared__ int highest_begin, shift[queries];
     const int64_t tiles_of_head = (s.Tq + queries - 1) / queries, head = blockIdx.x / tiles_of_head,
                   b = head / s.H, h = head % s.H;
-    const int64_t tile_number = head * open.of_head + blockIdx.x % tiles_of_head;
+    const int64_t tile_number = head * open.head_stride + blockIdx.x % tiles_of_head;
     const int first = int(blockIdx.x % tiles_of_head) * queries, thread = int(threadIdx.x);
     BackwardRows<D>& tile = open.rows[tile_number];
     int4* const sums = reinterpret_cast<int4*>(open.sums) + tile_number * (queries * D / 4);

@@ -76,11 +76,11 @@ struct OpenTiles {
     BackwardRows<D>* rows;
     int* sums;
     float* lengths;
-    int of_head;  // from one head's first tile to the next one's
+    int head_stride;  // from one head's first tile to the next one's
     OpenTiles(const OpenDq& open, int64_t b, int64_t first, int64_t H)
-        : of_head(int(open.sums.size(0) / (open.longest.size(1) * H))) {
+        : head_stride(int(open.sums.size(0) / (open.longest.size(1) * H))) {
         constexpr int queries = backward_queries(D);
-        const int64_t tile = b * H * of_head + first / queries;
+        const int64_t tile = b * H * head_stride + first / queries;
         rows = reinterpret_cast<BackwardRows<D>*>(open.rows.data()) + tile;
         sums = open.sums.as<int32_t>() + tile * queries * D;
         lengths = open.lengths.as<float>() + tile * queries;

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(threads) delta_rows(float* delta, const T* dou
         for (int offset = lanes / 2; offset > 0; offset /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, offset);
         // token lane % (32 / lanes) of this turn
-        const float of_group = __shfl_sync(0xffffffffu, sum, lane % (32 / lanes) * lanes);
-        if (lane / (32 / lanes) == turn) mine = of_group;
+        const float group_sum = __shfl_sync(0xffffffffu, sum, lane % (32 / lanes) * lanes);
+        if (lane / (32 / lanes) == turn) mine = group_sum;
     }
     if (first + lane < Tq) delta[(b * H + h) * Tq + first + lane] = mine;
 }

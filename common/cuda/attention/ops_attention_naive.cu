@@ -49,7 +49,7 @@ struct Matrices {
     int64_t row, head;
     // The matrices of the g-th query head of each key head's group; heads are `size` elements
     // apart.
-    Matrices of_head(int64_t g, int64_t size) const {
+    Matrices query_head(int64_t g, int64_t size) const {
         return {static_cast<char*>(data) + g * size * dtype_bytes(dtype), dtype, row, head};
     }
 };
@@ -143,8 +143,8 @@ void sum_over_group(const Tensor& out, int64_t b, const AttentionSizes& n, float
         direct ? Tensor() : Tensor::empty({1, n.Tk, n.K, n.D}, DType::fp32, Memory::workspace);
     const Matrices to = direct ? sequence(out, b, 1) : sequence(wide, 0, 1);
     for (int64_t g = 0; g < n.group(); ++g)
-        multiply(n.K, n.Tk, n.D, n.Tq, alpha, weights.of_head(g, n.Tq * n.Tk), Transpose::yes,
-                 x.of_head(g, n.D), Transpose::no, g == 0 ? 0 : 1, to);
+        multiply(n.K, n.Tk, n.D, n.Tq, alpha, weights.query_head(g, n.Tq * n.Tk), Transpose::yes,
+                 x.query_head(g, n.D), Transpose::no, g == 0 ? 0 : 1, to);
     if (direct) return;
     const int64_t count = n.Tk * n.k_row();
     with_type(out.dtype(), [&]<class T>(T) {
@@ -172,16 +172,16 @@ void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, co
         const Matrices qs = sequence(q, b, n.group()), ks = sequence(k, b, 1),
                        vs = sequence(v, b, 1), os = sequence(o, b, n.group());
         for (int64_t g = 0; g < n.group(); ++g)
-            multiply(n.K, n.Tq, n.Tk, n.D, n.scale(), qs.of_head(g, n.D), Transpose::no, ks,
-                     Transpose::yes, 0, s.of_head(g, n.Tq * n.Tk));
+            multiply(n.K, n.Tq, n.Tk, n.D, n.scale(), qs.query_head(g, n.D), Transpose::no, ks,
+                     Transpose::yes, 0, s.query_head(g, n.Tq * n.Tk));
         with_type(q.dtype(), [&]<class T>(T) {
             LAUNCH(softmax<T>, blocks_for(n.H * n.Tq), threads, 0)
             (data<T>(probabilities) + b * scores.numel(), scores.as<float>(), b, n.H * n.Tq,
              visible);
         });
         for (int64_t g = 0; g < n.group(); ++g)
-            multiply(n.K, n.Tq, n.D, n.Tk, 1, p.of_head(g, n.Tq * n.Tk), Transpose::no, vs,
-                     Transpose::no, 0, os.of_head(g, n.D));
+            multiply(n.K, n.Tq, n.D, n.Tk, 1, p.query_head(g, n.Tq * n.Tk), Transpose::no, vs,
+                     Transpose::no, 0, os.query_head(g, n.D));
     }
 }
 
@@ -209,16 +209,16 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
                        dqs = sequence(dq, b, n.group());
         const Matrices ks = sequence(k, b, 1), vs = sequence(v, b, 1);
         for (int64_t g = 0; g < n.group(); ++g)
-            multiply(n.K, n.Tq, n.Tk, n.D, 1, douts.of_head(g, n.D), Transpose::no, vs,
-                     Transpose::yes, 0, dps.of_head(g, n.Tq * n.Tk));
+            multiply(n.K, n.Tq, n.Tk, n.D, 1, douts.query_head(g, n.D), Transpose::no, vs,
+                     Transpose::yes, 0, dps.query_head(g, n.Tq * n.Tk));
         with_type(q.dtype(), [&]<class T>(T) {
             LAUNCH(softmax_backward<T>, blocks_for(n.H * n.Tq), threads, 0)
             (data<T>(ds), dp.as<float>(), data<T>(probabilities) + b * dp.numel(), n.H * n.Tq,
              n.Tk);
         });
         for (int64_t g = 0; g < n.group(); ++g)
-            multiply(n.K, n.Tq, n.D, n.Tk, n.scale(), dss.of_head(g, n.Tq * n.Tk), Transpose::no,
-                     ks, Transpose::no, 0, dqs.of_head(g, n.D));
+            multiply(n.K, n.Tq, n.D, n.Tk, n.scale(), dss.query_head(g, n.Tq * n.Tk), Transpose::no,
+                     ks, Transpose::no, 0, dqs.query_head(g, n.D));
         sum_over_group(dk, b, n, n.scale(), dss, qs);
         sum_over_group(dv, b, n, 1, p, douts);
     }

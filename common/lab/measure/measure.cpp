@@ -40,9 +40,10 @@ Measured measure(const DataLoader& loader, const DataSlice& slice, int64_t seque
         for (const CommunicationCount& count : kinds)
             communication += count.seconds, exposed += count.exposed;
     }
-    for (const std::string& of_rank : world.gather_strings(wrong))  // whose losses may be their own
-        if (!of_rank.empty())
-            throw UserError("a compared step is not finite: " + of_rank, Exit::not_finite);
+    for (const std::string& rank_wrong :
+         world.gather_strings(wrong))  // whose losses may be their own
+        if (!rank_wrong.empty())
+            throw UserError("a compared step is not finite: " + rank_wrong, Exit::not_finite);
     const double n = double(m.steps);
     m.step_seconds = largest_of_ranks(world, median(seconds));
     m.communication_seconds = largest_of_ranks(world, communication / n);

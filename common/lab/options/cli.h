@@ -44,7 +44,7 @@ struct Options {
     double device_memory_gib = 0;    // 0: the device's own
     bool copy_engines = true;        // comm.h: use_copy_engines
     JsonFields values;               // all options and their values, including the chapter's own
-    OptionTexts of_training;         // what a checkpoint records of them
+    OptionTexts training_texts;      // what a checkpoint records of them
     bool own_head = false;           // has_own_head() of --load
     std::vector<std::string> notes;  // what the user should know of --load and --model
     std::vector<std::string> given_names;  // of the options on the command line

@@ -88,7 +88,7 @@ public:
     bool parse(int argc, char** argv);
     // These options change what a training computes: a checkpoint records them, and a run that
     // resumes has them without being told again.
-    void of_training(const std::vector<std::string>& names, Another another);
+    void training_options(const std::vector<std::string>& names, Another another);
     // Takes over what the run in `dir` recorded, where the command line does not say it. UserError
     // if the command line contradicts it. Returns notes for the user. `begun`: the run has done a
     // step; before that nothing contradicts it.
@@ -150,7 +150,7 @@ private:
     [[noreturn]] void refuse_unexpected(const std::vector<std::string>& words) const;
     std::unique_ptr<CLI::App> app_;
     OneOption::Rules rules_;
-    std::vector<std::pair<CLI::Option*, Another>> of_training_;
+    std::vector<std::pair<CLI::Option*, Another>> training_options_;
     std::vector<const CLI::Option*> taken_over_;  // by resume()
     JsonFields defaults_;
     std::vector<std::pair<std::string, std::function<JsonValue()>>> values_;

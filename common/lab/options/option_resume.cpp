@@ -16,15 +16,15 @@ static std::string text_of(const JsonFields& values, const std::string& name) {
     return found == values.end() ? "" : text_of(found->second);
 }
 
-void OptionList::of_training(const std::vector<std::string>& names, Another another) {
+void OptionList::training_options(const std::vector<std::string>& names, Another another) {
     for (const std::string& name : names)
-        of_training_.emplace_back(app_->get_option(name), another);
+        training_options_.emplace_back(app_->get_option(name), another);
 }
 
 OptionTexts OptionList::texts_of_training() const {
     OptionTexts texts;
     const JsonFields now = values();
-    for (const auto& [option, another] : of_training_) {
+    for (const auto& [option, another] : training_options_) {
         const std::string name = option->get_name(), text = text_of(now, name);
         if (text != text_of(defaults_, name)) texts[name] = text;
     }
@@ -62,10 +62,10 @@ std::vector<std::string> OptionList::resume(const OptionTexts& recorded, const s
         same += word(name, text);
     };
     // Options with rules come last: --gamma has an effect once --balance bias is taken over.
-    std::ranges::stable_partition(of_training_, [&](const auto& of) {
+    std::ranges::stable_partition(training_options_, [&](const auto& of) {
         return !std::ranges::count(rules_.conditions, of.first, &OneOption::Rule::option);
     });
-    for (const auto& [option, another] : of_training_) {
+    for (const auto& [option, another] : training_options_) {
         const std::string name = option->get_name(), now = text_of(values(), name);
         const auto found = recorded.find(name);
         const std::string then = found == recorded.end() ? text_of(defaults_, name) : found->second;

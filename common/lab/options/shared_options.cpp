@@ -165,12 +165,13 @@ void add_shared_options(OptionList& options, Options& o) {
         .ignores(both(training_outputs, training_course),
                  "it is about what a rank holds and sends in any step")
         .ignores({"--document-token"}, "the data decide what it saves; an estimate has none");
-    options.of_training({"--shuffle", "--document-token", "--ignore-token", "--dtype", "--dropout"},
-                        Another::refused);
-    options.of_training({"--lr", "--lr-schedule", "--lr-steps", "--warmup", "--weight-decay",
-                         "--clip", "--seed", "--fp32-grads", "--attention", "--loss-chunk"},
-                        Another::told);
-    options.of_training({"--micro-batch", "--grad-accum"}, Another::allowed);
+    options.training_options(
+        {"--shuffle", "--document-token", "--ignore-token", "--dtype", "--dropout"},
+        Another::refused);
+    options.training_options({"--lr", "--lr-schedule", "--lr-steps", "--warmup", "--weight-decay",
+                              "--clip", "--seed", "--fp32-grads", "--attention", "--loss-chunk"},
+                             Another::told);
+    options.training_options({"--micro-batch", "--grad-accum"}, Another::allowed);
 }
 
 // folder_to_load() as rank 0 sees it: another rank's view of a file that is just being replaced may
@@ -236,7 +237,7 @@ Options parse_options(int argc, char** argv, const std::string& name,
     };
     const auto resume = [&](OptionList& options) { resume_options(options, o); };
     const auto check = [&](const OptionList& options) {
-        o.values = options.values(), o.of_training = options.texts_of_training();
+        o.values = options.values(), o.training_texts = options.texts_of_training();
         o.given_names = options.given();
         if (o.fp32_grads && o.dtype == DType::fp32)
             user_error("--fp32-grads: gradients are fp32 already with --dtype fp32");

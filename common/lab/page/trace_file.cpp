@@ -69,8 +69,8 @@ void trace_write(const std::string& path) {
     const std::vector<double> offsets = world.clock_offsets();
     const double later = offsets[size_t(world.rank())] - *std::ranges::min_element(offsets);
     std::string events;
-    for (const std::string& of_rank : world.gather_strings(chrome_events(world.rank(), later)))
-        events += of_rank;
+    for (const std::string& rank_events : world.gather_strings(chrome_events(world.rank(), later)))
+        events += rank_events;
     if (world.rank() != 0) return;
     events.erase(events.find_last_of(','));  // JSON allows no comma after the last one
     write_file(path, "{\"traceEvents\":[\n" + events + "\n],\"displayTimeUnit\":\"ms\"}\n");

@@ -107,10 +107,11 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
 
     // What is held meanwhile: all that forward kept of other micro-batches, and this one's other
     // layers.
-    const double of_head = s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
+    const double head_kept =
+        s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
     const std::pair<std::string, double> in_flight{
         "what forward kept of " + format_count(s.micro_batches - 1, "other micro-batch"),
-        double(s.micro_batches - 1) * (kept + of_head)};
+        double(s.micro_batches - 1) * (kept + head_kept)};
     // The last ones' backward has run already where that is more.
     const std::pair<std::string, double> others{
         split ? fmt::format("what the head and {} keep", format_count(s.layers - 1, "other layer"))

@@ -10,24 +10,24 @@ namespace {
 using Kind = PredictedCommunication::Kind;
 
 // Figures per step, of the prediction for a run of `steps` steps.
-Json figures(const Kind& of_run, int64_t steps) {
+Json figures(const Kind& run_total, int64_t steps) {
     const double n = double(steps);
-    return {{"predicted_calls", double(of_run.calls) / n},
-            {"predicted_tensor_bytes", double(of_run.bytes) / n},
-            {"predicted_sent_bytes", of_run.sent / n}};
+    return {{"predicted_calls", double(run_total.calls) / n},
+            {"predicted_tensor_bytes", double(run_total.bytes) / n},
+            {"predicted_sent_bytes", run_total.sent / n}};
 }
 
-Json of_this_rank(const Prediction& of_run, int64_t steps) {
+Json rank_estimate(const Prediction& run_prediction, int64_t steps) {
     Json by_kind = Json::object(), by_group = Json::object();
     for (size_t k = 0; k < collective_kinds; ++k) {
         const char* const kind = collective_names[k];
-        const Kind all = of_run.communication.of(Collective(k));
+        const Kind all = run_prediction.communication.of(Collective(k));
         if (all.calls > 0) by_kind[kind] = figures(all, steps);
-        for (const auto& [group, kinds] : of_run.communication.groups)
+        for (const auto& [group, kinds] : run_prediction.communication.groups)
             if (kinds[k].calls > 0) by_group[group][kind] = figures(kinds[k], steps);
     }
     return {{"limit", memory_limit()},
-            {"memory", predicted_memory(of_run.memory)},
+            {"memory", predicted_memory(run_prediction.memory)},
             {"communication", by_kind},
             {"communication_by_group", by_group}};
 }
@@ -60,11 +60,11 @@ void print_communication_of(const Json& rank) {
 
 }  // namespace
 
-Json print_estimate(const Prediction& of_run, int64_t steps, const std::string& advice) {
+Json print_estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice) {
     std::vector<Json> ranks;
-    for (const std::string& of_rank :
-         Communicator::world().gather_strings(of_this_rank(of_run, steps).dump()))
-        ranks.push_back(Json::parse(of_rank));
+    for (const std::string& rank_json :
+         Communicator::world().gather_strings(rank_estimate(run_prediction, steps).dump()))
+        ranks.push_back(Json::parse(rank_json));
     const auto [least, most] = std::ranges::minmax_element(ranks, {}, bytes_left);
     const Json& worst = *least;
     const int64_t rank = least - ranks.begin();
@@ -74,9 +74,9 @@ Json print_estimate(const Prediction& of_run, int64_t steps, const std::string& 
                       bytes_left(worst) == bytes_left(*most)
                           ? ""
                           : fmt::format("   (rank {}, which has the least left)", rank)));
-    for (const auto& [category, of_category] : worst["memory"].items())
+    for (const auto& [category, category_json] : worst["memory"].items())
         print(fmt::format("  {:<20} {:>14}", category == "peak" ? "all, at most" : category,
-                          bytes(of_category["predicted"])));
+                          bytes(category_json["predicted"])));
     print(fmt::format("  a rank has {} here: it {}", bytes(worst["limit"]),
                       fits ? "fits; the operations' workspace comes on top" : "does not fit"));
     if (!fits) {
@@ -87,7 +87,7 @@ Json print_estimate(const Prediction& of_run, int64_t steps, const std::string& 
     print_communication_of(worst);
 
     Json by_rank = Json::array();
-    for (const Json& of_rank : ranks) by_rank.push_back(of_rank["memory"]);
+    for (const Json& rank_json : ranks) by_rank.push_back(rank_json["memory"]);
     return {{"memory", worst["memory"]},
             {"memory_by_rank", by_rank},
             {"communication", worst["communication"]},

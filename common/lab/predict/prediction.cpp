@@ -90,9 +90,9 @@ bool is_as_predicted(const Kind& predicted, const CommunicationCount& got) {
            std::abs(got.sent - predicted.sent) <= 1e-9 * (1 + predicted.sent);
 }
 
-bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps,
+bool counted_as_predicted(const PredictedCommunication& per_step, int64_t steps,
                           CommunicationCounts counts) {
-    PredictedCommunication wanted = of_step.times(steps);
+    PredictedCommunication wanted = per_step.times(steps);
     std::set<std::string> names;
     for (const auto& [name, kinds] : counts.groups) names.insert(name);
     for (const auto& [name, kinds] : wanted.groups) names.insert(name);

@@ -97,7 +97,7 @@ struct Prediction {
 
 // Whether `counts` equal what `steps` steps should send from this rank, for every group and kind of
 // call.
-bool counted_as_predicted(const PredictedCommunication& of_step, int64_t steps,
+bool counted_as_predicted(const PredictedCommunication& per_step, int64_t steps,
                           CommunicationCounts counts);
 // Compares `sent` with a tolerance: the formula gives no whole number if n does not divide a
 // tensor's bytes.

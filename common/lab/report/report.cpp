@@ -183,16 +183,16 @@ bool Report::memory(const Prediction& predicted) {
     return as_predicted_everywhere(table.wrong);
 }
 
-bool Report::communication(const Prediction& of_step, int64_t steps,
+bool Report::communication(const Prediction& step_prediction, int64_t steps,
                            const CommunicationCounts& not_of_steps) {
-    return communication_of_run(of_step.times(steps), steps, not_of_steps);
+    return communication_of_run(step_prediction.times(steps), steps, not_of_steps);
 }
 
-bool Report::communication_of_run(const Prediction& of_run, int64_t steps,
+bool Report::communication_of_run(const Prediction& run_prediction, int64_t steps,
                                   const CommunicationCounts& not_of_steps) {
-    const CommunicationTable table =
-        print_communication(of_run.communication, difference(communication_counts(), not_of_steps),
-                            impl_->in_warmup, steps, steps - impl_->timed_from, full());
+    const CommunicationTable table = print_communication(
+        run_prediction.communication, difference(communication_counts(), not_of_steps),
+        impl_->in_warmup, steps, steps - impl_->timed_from, full());
     impl_->summary["communication"] = table.by_kind;
     impl_->summary["communication_by_group"] = table.by_group;
     return as_predicted_everywhere(table.as_predicted);
@@ -239,8 +239,8 @@ void Report::throughput(const Prediction& predicted) {
                                {"peak_tflops", peak.flops / 1e12}};
 }
 
-void Report::estimate(const Prediction& of_run, int64_t steps, const std::string& advice) {
-    impl_->summary.update(print_estimate(of_run, steps, advice));
+void Report::estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice) {
+    impl_->summary.update(print_estimate(run_prediction, steps, advice));
 }
 
 void Report::value(const std::string& section, const std::string& key, double number) {

@@ -57,10 +57,10 @@ public:
     // Covers everything since communication_reset_counts() except `not_of_steps` (a validation's
     // communication); times are of the steps after warm-up. Returns whether calls and bytes are
     // equal in each group of ranks and for each kind.
-    bool communication(const Prediction& of_step, int64_t steps,
+    bool communication(const Prediction& step_prediction, int64_t steps,
                        const CommunicationCounts& not_of_steps = {});
     // The same if steps differ: the prediction is for all `steps` of the run together.
-    bool communication_of_run(const Prediction& of_run, int64_t steps,
+    bool communication_of_run(const Prediction& run_prediction, int64_t steps,
                               const CommunicationCounts& not_of_steps = {});
     // Medians over the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device; past 8,192
     // tokens or with documents also
@@ -69,7 +69,7 @@ public:
     // --estimate prints this instead of these sections: the prediction, for `steps` steps together,
     // of the rank that has the least memory left, and whether it fits. `advice`: which options
     // would need less.
-    void estimate(const Prediction& of_run, int64_t steps, const std::string& advice);
+    void estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice);
     // Adds a chapter's own value to the JSON summary: {"summary": {section: {key: value}}}.
     void value(const std::string& section, const std::string& key, double number);
     void text(const std::string& section, const std::string& key, const std::string& words);

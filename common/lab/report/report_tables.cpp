@@ -172,8 +172,8 @@ MemoryTable print_memory(const MemoryEstimate& predicted, bool full) {
               ? "  (the measured peak includes the workspace, which no formula predicts)"
               : "  (the prediction adds up peaks of different moments, so it is an upper bound)");
     json["peak"] = {{"predicted", predicted.total()}, {"measured", at_peak}};
-    for (const std::string& of_rank : Communicator::world().gather_strings(json.dump()))
-        table.by_rank.push_back(Json::parse(of_rank));
+    for (const std::string& rank_json : Communicator::world().gather_strings(json.dump()))
+        table.by_rank.push_back(Json::parse(rank_json));
     if (device_is_gpu()) {  // the playbook's two further uses of GPU memory
         const DeviceOverhead extra = device_overhead();
         print_line("CUDA context", "-", extra.context, "kernels, cuBLAS, NCCL of all processes");
@@ -196,7 +196,7 @@ CommunicationTable print_communication(const PredictedCommunication& predicted,
     for (size_t k = 0; k < collective_kinds; ++k) {
         const char* const kind = collective_names[k];
         bool same = true;
-        std::vector<std::string> of_groups;
+        std::vector<std::string> group_lines;
         for (const std::string& name : names) {
             const Kind want = kinds_of(predicted.groups, name)[k];
             const CommunicationCount got = kinds_of(counted.groups, name)[k];
@@ -205,7 +205,7 @@ CommunicationTable print_communication(const PredictedCommunication& predicted,
             if (row.is_empty()) continue;
             const bool as_predicted = is_as_predicted(want, got);
             same = same && as_predicted;
-            of_groups.push_back(row.line("  " + name, as_predicted ? "" : "MISMATCH"));
+            group_lines.push_back(row.line("  " + name, as_predicted ? "" : "MISMATCH"));
             table.by_group[name][kind] = row.json();
         }
         const CommunicationRow row(predicted.of(Collective(k)), counted[k], in_warmup[k], steps,
@@ -219,8 +219,8 @@ CommunicationTable print_communication(const PredictedCommunication& predicted,
         }
         print(row.line(kind, same ? "equal" : "MISMATCH"));
         // Sums can be equal although groups differ: a mismatch is always printed by group.
-        if (of_groups.size() > 1 && (full || !same))
-            for (const std::string& line : of_groups) print(line);
+        if (group_lines.size() > 1 && (full || !same))
+            for (const std::string& line : group_lines) print(line);
         table.as_predicted = table.as_predicted && same;
         table.by_kind[kind] = row.json();
     }

@@ -38,6 +38,6 @@ Json predicted_memory(const MemoryEstimate& predicted);
 // --estimate (estimate_tables.cpp): both tables with predictions only, for the rank that has the
 // least memory left, and whether it fits. All ranks call it. Returns the same sections of the
 // summary as a run, without measurements.
-Json print_estimate(const Prediction& of_run, int64_t steps, const std::string& advice);
+Json print_estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice);
 
 }  // namespace ultrascale

@@ -195,9 +195,9 @@ bool Verifier::finish(Report& report) {
     // In a wrong run the losses may differ between ranks: the largest error counts.
     double* const errors[] = {&first_loss_error_, &later_loss_error_, &loss_error_};
     const std::string mine = bytes_of<double>({*errors[0], *errors[1], *errors[2]});
-    for (const std::string& of_rank : Communicator::world().gather_strings(mine))
+    for (const std::string& rank_errors : Communicator::world().gather_strings(mine))
         for (size_t i = 0; i < 3; ++i)
-            *errors[i] = larger(from_bytes<double>(of_rank)[i], *errors[i]);
+            *errors[i] = larger(from_bytes<double>(rank_errors)[i], *errors[i]);
     print(fmt::format(
         "\nverify: {} against one plain device (whole batch, T x T attention, no recomputation)",
         steps_ == 1 ? "the first step" : fmt::format("the first {} steps", steps_)));

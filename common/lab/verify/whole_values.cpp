@@ -34,8 +34,8 @@ std::vector<Comparison> compare(const std::vector<TensorPart>& parts,
             sum.elements += double(count);
         });
     }
-    for (const std::string& of_rank : Communicator::world().gather_strings(bytes_of(sums))) {
-        sums = from_bytes<Sum>(of_rank);
+    for (const std::string& rank_sums : Communicator::world().gather_strings(bytes_of(sums))) {
+        sums = from_bytes<Sum>(rank_sums);
         for (size_t t = 0; t < all.size(); ++t) {
             all[t].of.apart += sums[t].of.apart, all[t].of.product += sums[t].of.product;
             all[t].of.size += sums[t].of.size, all[t].elements += sums[t].elements;
