@@ -81,7 +81,9 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
         documents.correct(predicted);
         bool ok = report.memory(predicted);
         report_longest(report, shape, context, memory_limit());
-        ok = report.communication_of_run(predicted, options.steps, run.validation_communication()) && ok;
+        ok =
+            report.communication_of_run(predicted, options.steps, run.validation_communication()) &&
+            ok;
         if (context.cp > 1) layer_communication.add_to(report);
         report_other_ranks(report, predicted, options.steps);
         documents.print_balance(report);

@@ -95,10 +95,13 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     updates.finish();
 
     return run.finish([&](Report& report) {
-        Prediction run_prediction = experts ? experts->predicted(step_prediction) : step_prediction.times(options.steps);
+        Prediction run_prediction =
+            experts ? experts->predicted(step_prediction) : step_prediction.times(options.steps);
         documents.correct(run_prediction);
         bool ok = report.memory(run_prediction);
-        ok = report.communication_of_run(run_prediction, options.steps, run.validation_communication()) && ok;
+        ok = report.communication_of_run(run_prediction, options.steps,
+                                         run.validation_communication()) &&
+             ok;
         if (report.full() || options.node_size > 0)
             print_axes(report, techniques, options.node_size);
         if (!world.is_imagined()) report.throughput(step_prediction);

@@ -68,7 +68,7 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
         const KeyTiles tiles = tile.keys(mask, pieces);
         const int first = tile.first + 64 * consumer,
                   // first query of this warpgroup; of this thread, with row + 8
-                  row = first + 16 * warp + g;
+            row = first + 16 * warp + g;
 
         float score[keys / 8][4], out[D / 8][4] = {};
         uint32_t p[keys / 16][4] = {};

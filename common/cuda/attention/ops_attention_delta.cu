@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(threads) delta_rows(float* delta, const T* dou
     constexpr int lanes = 8;
     const int64_t blocks = (Tq + 31) / 32,
                   // neighbouring warps: heads
-                  warp = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
+        warp = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
     const int64_t h = warp % H, first = warp / H % blocks * 32, b = warp / H / blocks;
     if (b >= B) return;
     const int lane = threadIdx.x % 32, group = lane / lanes;

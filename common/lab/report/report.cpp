@@ -7,9 +7,9 @@
 #include "core/device.h"
 #include "core/threads.h"
 #include "core/trace.h"
-#include "median_seconds.h"
 #include "lab/page/page.h"
 #include "lab/page/trace_file.h"
+#include "median_seconds.h"
 #include "report_tables.h"
 
 namespace ultrascale {
