@@ -27,7 +27,6 @@
 #include "comm/mesh.h"
 #include "kernels/ops_quantised.h"
 #include "kernels/ops_ranges.h"
-#include "lab/predict/prediction.h"
 #include "storage.h"
 
 namespace ultrascale::mixed_precision {
@@ -87,29 +86,13 @@ public:
             mu_ = std::min(mu_ * std::exp2(1.0 / 1000), 1.0);
         ops::fill(state_, float(mu_));
     }
+    // Of so many elements, those that each of n ranks sums.
+    static int64_t slice(int64_t elements, int n) { return (elements + n - 1) / n; }
     void resume() {
         if (state_) mu_ = double(state_.to_host<float>()[0]);
     }
 
-    // What a step sends for tensors of `bytes` in total, in e4m3.
-    static void add_to(PredictedCommunication& sent, const Group& ranks,
-                       const std::vector<int64_t>& elements) {
-        if (ranks.ranks == 1) return;
-        int64_t padded = 0;
-        for (int64_t n : elements) padded += slice(n, ranks.ranks) * ranks.ranks;
-        const int64_t calls = int64_t(elements.size());
-        sent.add(ranks, Collective::all_reduce, 1, 4 * calls);
-        sent.add(ranks, Collective::all_to_all, calls, padded);
-        sent.add(ranks, Collective::all_gather, calls, padded);
-    }
-    // The buffers of the largest tensor: twice the whole in 8 bits, twice a slice in fp32.
-    static int64_t buffer_bytes(const std::vector<int64_t>& elements, int n) {
-        const int64_t part = slice(*std::ranges::max_element(elements), n);
-        return 2 * part * n + 2 * part * 4;
-    }
-
 private:
-    static int64_t slice(int64_t elements, int n) { return (elements + n - 1) / n; }
     static Tensor one(const Tensor& all, size_t i) { return all.slice(int64_t(i), int64_t(i) + 1); }
     static Tensor as_matrix(const Tensor& t) { return t.view({t.rows(), t.cols()}); }
 

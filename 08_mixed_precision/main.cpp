@@ -1,15 +1,18 @@
 // Chapter 08: mixed precision. The same model and data, with each tensor in the format of a recipe
 // (recipes.h). Ranks train on different samples and sum their gradients.
-#include "accumulator_demo.h"
-#include "all_reduce_demo.h"
-#include "compare.h"
-#include "format_pictures.h"
-#include "options.h"
-#include "predict.h"
-#include "reference.h"
-#include "sections.h"
-#include "stochastic_rounding.h"
-#include "swiglu_demo.h"
+#include "lab/accumulator_demo.h"
+#include "lab/all_reduce_demo.h"
+#include "lab/compare.h"
+#include "lab/format_pictures.h"
+#include "lab/formats_demo.h"
+#include "lab/gradient_histogram.h"
+#include "lab/options.h"
+#include "lab/predict.h"
+#include "lab/reference.h"
+#include "lab/rounding_demo.h"
+#include "lab/scales_demo.h"
+#include "lab/sections.h"
+#include "lab/swiglu_demo.h"
 #include "train/run.h"
 
 using namespace ultrascale;
@@ -22,8 +25,7 @@ namespace {
 // overflowed on any rank, no rank updates its weights.
 void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     Llama& model = training.model;
-    LossScale& loss_scale = training.loss_scale;
-    const double scale = loss_scale.scale();
+    const double scale = training.loss_scale.scale();
     training.begin_step(step.accumulated);
     for (MicroBatch batch : step.micro_batches()) {
         batch.token_weight *= float(scale);
@@ -31,10 +33,8 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
         model.forward(batch, saved);
         model.backward(batch, saved);
     }
-    explain("gradients: rounded to what is sent, and summed over dp");
-    phase("sum gradients", [&] { training.sum_gradients(mesh); });
-    phase("agree", [&] { loss_scale.agree(training.storage.gradients(), mesh.group("dp")); });
-    phase("unscale", [&] { training.unscale(scale); });
+    training.sum_gradients(mesh);
+    training.unscale(scale, mesh);
     const Tensor squared_norm = training.squared_norm();
     training.step(step.learning_rate, squared_norm);
     step.sum_loss(mesh.group("dp"));
@@ -53,7 +53,9 @@ bool train(const Options& options, const PrecisionOptions& precision, const Step
             {.micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()});
 
     check_fits(predict_memory(shape, precision).memory, memory_limit(), what_needs_less());
-    MixedTraining training(shape.config, shape.model, precision, options);
+    GradientHistogram histogram(draws(options.svg));
+    MixedTraining training(shape.config, shape.model, precision, options,
+                           [&](ModuleFactories& factories) { histogram.add_to(factories); });
     run.load(training.start());
     const MixedReference* reference = nullptr;  // on rank 0, with --verify
     TrainingSetup what = training_setup(training.model, training);
@@ -68,6 +70,7 @@ bool train(const Options& options, const PrecisionOptions& precision, const Step
         return made;
     };
     what.bounds = recipe_bounds(precision.recipe);
+    what.step_done = [&](const Step&, double) { histogram.counting = false; };
     run.start(what);
     while (Step* step = run.next()) train_step(*step, training, mesh);
 
@@ -80,8 +83,8 @@ bool train(const Options& options, const PrecisionOptions& precision, const Step
         ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
         report_loss_scale(report, training.loss_scale, options.steps);
         report_fp8_sum(report, training, world.size());
-        print_gradients(report, training.histogram, first_loss_scale(precision));
-        draw_gradients(options.svg, training.histogram, first_loss_scale(precision));
+        print_gradients(report, histogram, first_loss_scale(precision));
+        draw_gradients(options.svg, histogram, first_loss_scale(precision));
         report.throughput(predicted);
         return ok;
     });

@@ -5,7 +5,6 @@
 #include "fp8_all_reduce.h"
 #include "fp8_parts.h"
 #include "fused_quantisation.h"
-#include "gradient_histogram.h"
 #include "kept_in_fp8.h"
 #include "loss_scale.h"
 #include "mixed_adamw.h"
@@ -15,12 +14,14 @@ namespace ultrascale::mixed_precision {
 
 class MixedTraining : public Updater {
 public:
+    // `watch` may wrap the model's parts, e.g. to count what passes through them.
     MixedTraining(const LlamaConfig& config, const ModelOptions& model_options,
-                  const PrecisionOptions& chosen, const Options& run_options)
+                  const PrecisionOptions& chosen, const Options& run_options,
+                  const std::function<void(ModuleFactories&)>& watch = {})
         : options(chosen),
           linears(chosen),
-          histogram(chosen.histogram),
-          model(config, model_options, factories(config, model_options), Stage::whole(config)),
+          model(config, model_options, factories(config, model_options, watch),
+                Stage::whole(config)),
           storage(model.parameters(), chosen.recipe, linears.parameters()),
           loss_scale(chosen.loss_scale, model.parameters()),
           fp8_sum(chosen.sum_scaling, is_fp8(chosen.recipe.read()), model.parameters(),
@@ -34,7 +35,6 @@ public:
 
     const PrecisionOptions options;
     Fp8Linears linears;
-    GradientHistogram histogram;  // of the gradients of the linears' outputs
     Llama model;
     Storage storage;
     LossScale loss_scale;
@@ -47,22 +47,17 @@ public:
     }
     // The gradients of the whole step: rounded to what is sent, and summed over the ranks.
     void sum_gradients(const Mesh& mesh) {
-        storage.round_gradients();
-        std::vector<Tensor> fp8, scales, sums;
-        for (const Storage::StoredParameter& h : storage.all()) {
-            if (!is_fp8(h.read().dtype())) continue;
-            fp8.push_back(h.gradient), scales.push_back(h.gradient_scale);
-            sums.push_back(h.accumulated);
-        }
-        const Communicator& ranks = mesh.group("dp");
-        if (!fp8.empty()) fp8_sum(fp8, scales, sums, ranks);
-        for (const Storage::StoredParameter& h : storage.all())
-            if (!is_fp8(h.read().dtype()) && ranks.size() > 1) ranks.all_reduce(h.read());
+        explain("gradients: rounded to what is sent, and summed over dp");
+        phase("sum gradients", [&] { sum_rounded_gradients(mesh.group("dp")); });
     }
-    // Divides the gradients by the loss scale. (Here, and in the next two, --trap makes mistakes.)
-    void unscale(double scale) {
-        if (options.trap == Trap::clip_scaled) norm_of_scaled_ = storage.squared_norm();
-        storage.unscale(options.trap == Trap::unscale_twice ? scale * scale : scale);
+    // Divides the gradients by the loss scale, and agrees with the other ranks on whether any of
+    // them overflowed. (Here, and in the next two, --trap makes mistakes.)
+    void unscale(double scale, const Mesh& mesh) {
+        phase("agree", [&] { loss_scale.agree(storage.gradients(), mesh.group("dp")); });
+        phase("unscale", [&] {
+            if (options.trap == Trap::clip_scaled) norm_of_scaled_ = storage.squared_norm();
+            storage.unscale(options.trap == Trap::unscale_twice ? scale * scale : scale);
+        });
     }
     // AdamW clips by the gradients' own norm. Then the weights are rounded that it has not rounded
     // itself.
@@ -76,7 +71,6 @@ public:
         fp8_sum.end_step();
         const bool skipped = loss_scale.end_step(step);
         if (skipped) optimizer.take_back();
-        histogram.counting = false;
         return skipped;
     }
 
@@ -163,12 +157,25 @@ private:
                     "can hold it",
                     file, weight.name, double(x));
     }
-    ModuleFactories factories(const LlamaConfig& config, const ModelOptions& model_options) {
+    void sum_rounded_gradients(const Communicator& ranks) {
+        storage.round_gradients();
+        std::vector<Tensor> fp8, scales, sums;
+        for (const Storage::StoredParameter& h : storage.all()) {
+            if (!is_fp8(h.read().dtype())) continue;
+            fp8.push_back(h.gradient), scales.push_back(h.gradient_scale);
+            sums.push_back(h.accumulated);
+        }
+        if (!fp8.empty()) fp8_sum(fp8, scales, sums, ranks);
+        for (const Storage::StoredParameter& h : storage.all())
+            if (!is_fp8(h.read().dtype()) && ranks.size() > 1) ranks.all_reduce(h.read());
+    }
+    ModuleFactories factories(const LlamaConfig& config, const ModelOptions& model_options,
+                              const std::function<void(ModuleFactories&)>& watch) {
         ModuleFactories factories = default_factories(config, model_options);
         linears.add_to(factories);
         if (options.recipe.fp8() && !options.unfused) fuse_quantisation(factories);
         keep_in_fp8(factories, config, options);
-        histogram.add_to(factories);
+        if (watch) watch(factories);
         return factories;
     }
 

@@ -32,11 +32,10 @@ struct PrecisionOptions {
     int margin = 0;                       // delayed scaling: powers of two of room
     bool powers_of_two = false;           // scales
     FastSums fast = FastSums::by_recipe;
-    bool keep_fp8 = false;   // keep inputs, and those of SwiGLU, in 8 bits
-    bool unfused = false;    // not as in fused_quantisation.h
-    bool head_fp8 = false;   // fp8_head.h
-    bool smooth = false;     // smooth_swiglu.h
-    bool histogram = false;  // of gradients (gradient_histogram.h)
+    bool keep_fp8 = false;  // keep inputs, and those of SwiGLU, in 8 bits
+    bool unfused = false;   // not as in fused_quantisation.h
+    bool head_fp8 = false;  // fp8_head.h
+    bool smooth = false;    // smooth_swiglu.h
 
     SumScaling sum_scaling = SumScaling::automatic;
     uint64_t seed = 1;  // of stochastic rounding

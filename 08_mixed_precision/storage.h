@@ -19,7 +19,6 @@
 
 #include "core/ops_fp8.h"
 #include "kernels/ops_ranges.h"
-#include "lab/predict/estimate.h"
 #include "model/parameter.h"
 #include "precision_options.h"
 
@@ -214,18 +213,5 @@ private:
     std::vector<StoredParameter> held_;  // the linears' first
     size_t linears_ = 0, rest_ = 0;
 };
-
-// What Storage holds, by formula, for so many parameters and elements of one kind.
-inline MemoryEstimate storage_bytes(const Recipe& r, int64_t parameters, int64_t elements) {
-    const auto of = [&](std::optional<DType> dtype) {
-        return dtype ? elements * dtype_bytes(*dtype) : 0;
-    };
-    const auto scale = [&](bool is_there) { return is_there && elements > 0 ? 4 * parameters : 0; };
-    return {.parameters = of(r.weights),
-            .gradients = of(r.accumulated) + of(r.gradients) + scale(gradients_are_scaled(r)),
-            .optimizer = of(r.master) + of(r.m) + of(r.v) +
-                         scale(r.master && state_is_scaled(*r.master)) +
-                         scale(state_is_scaled(r.m)) + scale(state_is_scaled(r.v))};
-}
 
 }  // namespace ultrascale::mixed_precision

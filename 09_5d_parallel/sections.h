@@ -5,7 +5,7 @@
 #include "04_context_parallel/bounds.h"
 #include "06_expert_parallel/expert_run.h"
 #include "06_expert_parallel/plain_experts.h"
-#include "08_mixed_precision/bounds.h"
+#include "08_mixed_precision/lab/bounds.h"
 #include "options.h"
 #include "predict.h"
 #include "train/run.h"

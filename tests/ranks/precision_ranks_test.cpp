@@ -3,6 +3,7 @@
 #include "03_tensor_parallel/tensor_parallel.h"
 #include "08_mixed_precision/fp8_all_reduce.h"
 #include "08_mixed_precision/fp8_parts.h"
+#include "08_mixed_precision/lab/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"
@@ -67,7 +68,7 @@ TEST(PrecisionRanks, GradientsAreSummedIn8Bits) {
         EXPECT_LT(relative_error(sum.result(i), exact_sum(Sum::sizes[i])), 0.06);
     EXPECT_EQ(all_reduce.saturated(), 0);
     PredictedCommunication predicted;
-    Fp8AllReduce::add_to(predicted, world(), {Sum::sizes[0], Sum::sizes[1]});
+    add_fp8_sum(predicted, world(), {Sum::sizes[0], Sum::sizes[1]});
     EXPECT_TRUE(counted_as_predicted(predicted, 1, communication_counts()));
     // All ranks have the same bits.
     const std::vector<float> here = sum.result(0);

@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "08_mixed_precision/format_pictures.h"
+#include "08_mixed_precision/lab/format_pictures.h"
 #include "08_mixed_precision/stochastic_rounding.h"
 #include "core/tensor.h"
 

@@ -2,7 +2,7 @@
 // kept for backward, in which format, is what the formulas say.
 #include <gtest/gtest.h>
 
-#include "08_mixed_precision/predict.h"
+#include "08_mixed_precision/lab/predict.h"
 #include "tests/test_util.h"
 #include "train/data.h"
 

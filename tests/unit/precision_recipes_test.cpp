@@ -2,7 +2,8 @@
 // says.
 #include <gtest/gtest.h>
 
-#include "08_mixed_precision/predict.h"
+#include "08_mixed_precision/lab/predict.h"
+#include "core/device.h"
 #include "tests/test_util.h"
 #include "train/data.h"
 

@@ -12,7 +12,7 @@
 
 #include <memory>
 
-#include "kernels/ops_ranges.h"
+#include "../kernels/ops_ranges.h"
 #include "lab/pictures/charts.h"
 #include "lab/report/report.h"
 #include "model/llama.h"

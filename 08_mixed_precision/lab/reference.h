@@ -11,9 +11,9 @@
 
 #include <fmt/format.h>
 
+#include "../mixed_training.h"
 #include "bounds.h"
 #include "lab/verify/whole_values.h"
-#include "mixed_training.h"
 #include "train/step.h"
 
 namespace ultrascale::mixed_precision {
@@ -34,7 +34,7 @@ public:
           sequences_(std::move(sequences)),
           one_(one),
           train_step_(std::move(train_step)) {
-        chosen_.trap = Trap::none, chosen_.histogram = false;
+        chosen_.trap = Trap::none;
     }
 
     Result train(uint64_t displacement, size_t steps) override {

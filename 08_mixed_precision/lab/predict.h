@@ -3,8 +3,8 @@
 // the sums of gradients in the recipe's format.
 #pragma once
 
+#include "../mixed_training.h"
 #include "lab/predict/estimate.h"
-#include "mixed_training.h"
 
 namespace ultrascale::mixed_precision {
 
@@ -36,6 +36,36 @@ inline LinearSizes linear_sizes(const LlamaConfig& c, const Recipe& recipe) {
 // not of the smoothed one; and of the head's, if it is in fp8.
 inline int64_t rounded_tensors(const LlamaConfig& c, const PrecisionOptions& o) {
     return 3 * ((o.smooth ? 3 : 4) * c.layers + (o.head_fp8 ? 1 : 0));
+}
+
+// What Storage holds, by formula, for so many parameters and elements of one kind.
+inline MemoryEstimate storage_bytes(const Recipe& r, int64_t parameters, int64_t elements) {
+    const auto of = [&](std::optional<DType> dtype) {
+        return dtype ? elements * dtype_bytes(*dtype) : 0;
+    };
+    const auto scale = [&](bool is_there) { return is_there && elements > 0 ? 4 * parameters : 0; };
+    return {.parameters = of(r.weights),
+            .gradients = of(r.accumulated) + of(r.gradients) + scale(gradients_are_scaled(r)),
+            .optimizer = of(r.master) + of(r.m) + of(r.v) +
+                         scale(r.master && state_is_scaled(*r.master)) +
+                         scale(state_is_scaled(r.m)) + scale(state_is_scaled(r.v))};
+}
+
+// What a step sends to sum tensors of so many elements each in e4m3 (fp8_all_reduce.h).
+inline void add_fp8_sum(PredictedCommunication& sent, const Group& ranks,
+                        const std::vector<int64_t>& elements) {
+    if (ranks.ranks == 1) return;
+    int64_t padded = 0;
+    for (int64_t n : elements) padded += Fp8AllReduce::slice(n, ranks.ranks) * ranks.ranks;
+    const int64_t calls = int64_t(elements.size());
+    sent.add(ranks, Collective::all_reduce, 1, 4 * calls);
+    sent.add(ranks, Collective::all_to_all, calls, padded);
+    sent.add(ranks, Collective::all_gather, calls, padded);
+}
+// The buffers of the largest tensor: twice the whole in 8 bits, twice a slice in fp32.
+inline int64_t fp8_sum_buffer_bytes(const std::vector<int64_t>& elements, int n) {
+    const int64_t part = Fp8AllReduce::slice(*std::ranges::max_element(elements), n);
+    return 2 * part * n + 2 * part * 4;
 }
 
 // The activations' sizes: what the fused norms keep (fused_quantisation.h), and --keep-fp8.
@@ -97,8 +127,8 @@ inline Prediction predict(const StepShape& shape, const PrecisionOptions& o,
             sent.add(ranks, Collective::all_reduce, 1, p->local_numel() * dtype_bytes(dtype));
     }
     if (!in_fp8.empty()) {
-        Fp8AllReduce::add_to(sent, ranks, in_fp8);
-        prediction.memory.peak_communication += Fp8AllReduce::buffer_bytes(in_fp8, ranks.ranks);
+        add_fp8_sum(sent, ranks, in_fp8);
+        prediction.memory.peak_communication += fp8_sum_buffer_bytes(in_fp8, ranks.ranks);
     }
     if (o.recipe.products == Products::delayed)  // the largest magnitudes
         sent.add(ranks, Collective::all_reduce, 1, 4 * rounded_tensors(shape.config, o));

@@ -5,8 +5,8 @@
 
 #include <cmath>
 
+#include "../fp8_all_reduce.h"
 #include "core/random.h"
-#include "fp8_all_reduce.h"
 #include "lab/report/report.h"
 
 namespace ultrascale::mixed_precision {

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "accumulator.h"
+#include "../accumulator.h"
 #include "core/float_formats.h"
 #include "core/random.h"
 #include "lab/report/report.h"

@@ -5,9 +5,9 @@
 
 #include <cmath>
 
+#include "../smooth_swiglu.h"
 #include "core/random.h"
 #include "lab/report/report.h"
-#include "smooth_swiglu.h"
 
 namespace ultrascale::mixed_precision {
 

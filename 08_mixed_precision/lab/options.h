@@ -3,9 +3,9 @@
 
 #include <sstream>
 
+#include "../precision_options.h"
 #include "comm/comm.h"
 #include "lab/options/cli.h"
-#include "precision_options.h"
 
 namespace ultrascale::mixed_precision {
 
@@ -72,7 +72,6 @@ struct Chapter {
         if (!trap_.empty()) precision.trap = trap_names().at(trap_);
         check_trap(recipe);
         precision.seed = options.seed;
-        precision.histogram = draws(options.svg) && demo.empty() && !compare;
     }
 
 private:

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "../recipes.h"
 #include "core/memory.h"
 #include "lab/pictures/charts.h"
-#include "recipes.h"
 
 namespace ultrascale::mixed_precision {
 

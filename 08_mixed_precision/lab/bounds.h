@@ -2,8 +2,8 @@
 // (MEASURED.md).
 #pragma once
 
+#include "../recipes.h"
 #include "lab/verify/verify.h"
-#include "recipes.h"
 
 namespace ultrascale::mixed_precision {
 

@@ -1,0 +1,84 @@
+// --demo formats: what each format can hold, and one number in every format.
+#pragma once
+
+#include "../formats.h"
+#include "lab/report/report.h"
+
+namespace ultrascale::mixed_precision {
+
+namespace formats_demo {
+
+inline void print_limits() {
+    print(
+        "format  bits  sign exponent mantissa     largest  smallest normal  smallest     epsilon");
+    for_each_format([]<class F>(const char* name) {
+        using Limits = FormatLimits<F>;
+        print(fmt::format(
+            "{:<6}  {:>4}  {:>4} {:>8} {:>8}  {:>10.4g}  {:>15.4g}  {:>8.2g}  2^-{:<2}"
+            "{:>8.2g}",
+            name, F::bits, 1, F::exponent_bits, F::mantissa_bits, Limits::largest,
+            Limits::smallest_normal, Limits::smallest, F::mantissa_bits, Limits::epsilon));
+    });
+}
+
+// Formats whose numbers come in blocks that share a scale. Bits a number, scale included; the
+// largest number relative to the smallest one within a block.
+inline void print_blocks() {
+    struct Block {
+        const char *name, *element, *scale;
+        int elements, element_bits, scale_bits;
+        double largest, smallest;
+    };
+    using formats::E4m3;
+    using E2m1 = FloatFormat<2, 1>;  // nvfp4's numbers: 0, 0.5, 1, 1.5, 2, 3, 4, 6; no NaN
+    const double e2m1_largest = std::ldexp(1.5, 2);
+    print("");
+    print("block format     block of   numbers   scale       bits a number   largest / smallest");
+    for (const Block& b :
+         {Block{"DeepSeek's tile", "e4m3", "fp32", 128, 8, 32, E4m3::largest(), E4m3::smallest()},
+          Block{"mxfp8", "e4m3", "e8m0: 2^k", 32, 8, 8, E4m3::largest(), E4m3::smallest()},
+          Block{"nvfp4", "e2m1", "e4m3, fp32", 16, 4, 8, e2m1_largest, E2m1::smallest()}})
+        print(fmt::format(
+            "{:<15}  {:>8}   {:<7}   {:<10}  {:>13.2f}   {:>18.0f}", b.name, b.elements, b.element,
+            b.scale, b.element_bits + double(b.scale_bits) / b.elements, b.largest / b.smallest));
+}
+
+// One number in every format: its bits, what they mean, and the error.
+inline void print_number(double number) {
+    print("");
+    print(fmt::format("{:.10g} in each format, rounded to nearest, ties to even:", number));
+    for_each_format([&]<class F>(const char* name) {
+        const uint32_t code = F::encode(float(number));
+        const double value = double(F::decode(code));
+        const std::string error = number == 0 || !std::isfinite(value)
+                                      ? ""
+                                      : fmt::format("{:+.1e}", (value - number) / std::abs(number));
+        print(fmt::format("  {:<5} {:<34} {:<32} {:>9} {}", name, bits_of_code<F>(code),
+                          explain_code<F>(code), error, number == 0 ? "" : "relative"));
+    });
+}
+
+// What happens past the largest number: infinity or NaN, or with saturation the largest number.
+inline void print_overflow() {
+    print("");
+    print("past the largest number:   as IEEE or OCP says   saturated");
+    for_each_format([]<class F>(const char* name) {
+        if constexpr (F::bits <= 16) {
+            const float beyond = F::exponent_bits == 8 ? 3.4028235e38f : 2 * F::largest();
+            print(fmt::format("  {:<6} {:>12.6g} -> {:>20} {:>11.6g}", name, beyond,
+                              explain_code<F>(F::encode(beyond)),
+                              F::decode(F::encode(beyond, Overflow::saturate))));
+        }
+    });
+}
+
+}  // namespace formats_demo
+
+inline void demo_formats(double number) {
+    formats_demo::print_limits();
+    formats_demo::print_blocks();
+    formats_demo::print_number(number);
+    formats_demo::print_overflow();
+}
+
+}  // namespace ultrascale::mixed_precision
