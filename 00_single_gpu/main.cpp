@@ -1,12 +1,12 @@
 // Chapter 00: training on one device. train_step() is the whole of it: forward, backward, update.
-#include "comparisons.h"
-#include "first_steps.h"
-#include "formulas_demo.h"
-#include "launches_demo.h"
-#include "memory_anatomy.h"
-#include "memory_picture.h"
-#include "options.h"
-#include "step_records.h"
+#include "lab/compare.h"
+#include "lab/first_steps.h"
+#include "lab/formulas_demo.h"
+#include "lab/launches_demo.h"
+#include "lab/memory_anatomy.h"
+#include "lab/pictures.h"
+#include "lab/options.h"
+#include "lab/step_records.h"
 #include "train/run.h"
 
 using namespace ultrascale;

@@ -1,14 +1,14 @@
 // Chapter 01: data parallelism. Every rank holds the whole model and trains on its own part of the
 // batch; the ranks' gradients are summed in one of several ways (gradient_sync.h and the file of
 // each technique).
-#include "bandwidth_demo.h"
-#include "collectives_demo.h"
-#include "compare.h"
-#include "options.h"
-#include "pictures.h"
-#include "planet.h"
-#include "predict.h"
-#include "ring_latency.h"
+#include "lab/bandwidth_demo.h"
+#include "lab/collectives_demo.h"
+#include "lab/compare.h"
+#include "lab/options.h"
+#include "lab/pictures.h"
+#include "lab/planet_demo.h"
+#include "lab/predict.h"
+#include "lab/latency_demo.h"
 #include "train/run.h"
 
 using namespace ultrascale;

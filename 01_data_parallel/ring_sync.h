@@ -6,7 +6,7 @@
 #pragma once
 
 #include "gradient_sync.h"
-#include "ring_all_reduce.h"
+#include "6_ring_all_reduce.h"
 
 namespace ultrascale::data_parallel {
 

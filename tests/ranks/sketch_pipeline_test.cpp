@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "01_data_parallel/bucket.h"
+#include "01_data_parallel/3_buckets.h"
 #include "02_zero/stages.h"
 #include "core/threads.h"
 

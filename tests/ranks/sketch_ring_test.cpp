@@ -12,7 +12,7 @@
 
 #include <cmath>
 
-#include "01_data_parallel/bucket.h"
+#include "01_data_parallel/3_buckets.h"
 #include "core/threads.h"
 #include "model/activation.h"
 #include "train/run.h"

@@ -16,7 +16,7 @@
 // https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 #pragma once
 
-#include "bucket.h"
+#include "3_buckets.h"
 #include "lab/verify/verify.h"
 
 namespace ultrascale::data_parallel {

@@ -18,7 +18,7 @@
 
 #include "call_times.h"
 #include "lab/measure/measure.h"
-#include "ring_all_reduce.h"
+#include "../6_ring_all_reduce.h"
 
 namespace ultrascale::data_parallel {
 

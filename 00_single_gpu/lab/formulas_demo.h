@@ -2,8 +2,8 @@
 // with published models' numbers. Nothing is trained.
 #pragma once
 
-#include "batch_size.h"
-#include "formulas.h"
+#include "../3_batch_size.h"
+#include "../4_formulas.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "ramp.h"
+#include "lab/ramp.h"
 
 namespace ultrascale::single_gpu {
 

@@ -1,9 +1,9 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
-#include "batch_size.h"
+#include "../3_batch_size.h"
 #include "comm/comm.h"
-#include "fresh_gradients.h"
+#include "../2_fresh_gradients.h"
 #include "lab/options/cli.h"
 #include "seq_ramp.h"
 #include "train/run.h"

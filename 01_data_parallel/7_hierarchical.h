@@ -26,7 +26,7 @@
 // https://arxiv.org/abs/1811.05233; Jia et al. 2018, https://arxiv.org/abs/1807.11205
 #pragma once
 
-#include "bucket.h"
+#include "3_buckets.h"
 #include "comm/nodes.h"
 
 namespace ultrascale::data_parallel {

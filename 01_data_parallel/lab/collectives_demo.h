@@ -26,8 +26,8 @@
 #include <vector>
 
 #include "collective_example.h"
-#include "ring_all_reduce.h"
-#include "ring_reduce.h"
+#include "../6_ring_all_reduce.h"
+#include "../5_ring_reduce.h"
 
 namespace ultrascale::data_parallel {
 

@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "call_times.h"
-#include "ring_all_reduce.h"
+#include "../6_ring_all_reduce.h"
 #include "train/run.h"
 
 namespace ultrascale::data_parallel {

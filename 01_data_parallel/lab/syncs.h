@@ -3,12 +3,12 @@
 
 #include <memory>
 
-#include "diloco.h"
-#include "hierarchical.h"
-#include "naive.h"
-#include "overlap.h"
-#include "reduce_dtype.h"
-#include "ring_sync.h"
+#include "../9_diloco.h"
+#include "../7_hierarchical.h"
+#include "../1_naive.h"
+#include "../2_overlap.h"
+#include "../8_reduce_dtype.h"
+#include "../ring_sync.h"
 
 namespace ultrascale::data_parallel {
 
