@@ -25,9 +25,9 @@
 #include <tuple>
 #include <vector>
 
-#include "collective_example.h"
-#include "../6_ring_all_reduce.h"
 #include "../5_ring_reduce.h"
+#include "../6_ring_all_reduce.h"
+#include "collective_example.h"
 
 namespace ultrascale::data_parallel {
 

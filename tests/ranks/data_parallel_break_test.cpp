@@ -1,11 +1,11 @@
 // Breaks the techniques of 01_data_parallel on purpose, one at a time, and expects --verify, the
 // memory check or the communication check to fail, on any number of ranks (part of comm_test).
-#include "01_data_parallel/3_buckets.h"
-#include "01_data_parallel/7_hierarchical.h"
 #include "01_data_parallel/1_naive.h"
 #include "01_data_parallel/2_overlap.h"
+#include "01_data_parallel/3_buckets.h"
+#include "01_data_parallel/6_ring_all_reduce.h"
+#include "01_data_parallel/7_hierarchical.h"
 #include "01_data_parallel/8_reduce_dtype.h"
-#include "01_data_parallel/ring_sync.h"
 #include "parallel_break.h"
 
 namespace ultrascale {

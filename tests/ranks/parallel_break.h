@@ -2,7 +2,7 @@
 // purpose.
 #pragma once
 
-#include "01_data_parallel/gradient_sync.h"
+#include "01_data_parallel/lab/predict.h"
 #include "02_zero/predict.h"
 #include "02_zero/stages.h"
 #include "break_checks.h"
@@ -92,7 +92,7 @@ Checks train_data_parallel(Arguments... arguments) {
     Sync sync(parameters, mesh, arguments...);
     Technique technique{.hooks = &sync,
                         .predicted = predict_one_device(shape, parameters.local_numel())};
-    sync.add_to(technique.predicted, DType::fp32);
+    add_sums(technique.predicted, sync, parameters, mesh, DType::fp32);
     technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);  // the loss
     technique.begin_step = [&] { parameters.begin_gradients(A); };
     technique.begin_micro_batch = [&](int64_t) { begin_micro_batch(sync, parameters); };

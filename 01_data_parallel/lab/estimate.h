@@ -1,0 +1,78 @@
+// What a rank holds and sends in a whole run, and --estimate, which prints it.
+#pragma once
+
+#include "options.h"
+#include "predict.h"
+#include "train/run.h"
+
+namespace ultrascale::data_parallel {
+
+// A run of a model with so many parameters, without what it takes to sum the gradients.
+inline Prediction predict_run(const Options& options, const Chapter& chapter,
+                              const StepShape& shape, int64_t parameters) {
+    const Communicator& ranks = Communicator::world();
+    const int64_t steps = options.steps;
+    Prediction run_prediction = predict_one_device(shape, parameters);
+    // The buffers of a ring or of DiLoCo are allocated after the backward, gradients in another
+    // dtype during it.
+    const DType gradients = options.grad_dtype();
+    run_prediction.memory.one_after_the_other = chapter.sync.wire(gradients) == gradients;
+    if (chapter.every_time(options))
+        run_prediction.memory.gradients *= 2;  // the sums over micro-batches
+    const bool diloco = chapter.sync.kind == SyncKind::diloco;
+    if (diloco) add_diloco(run_prediction, chapter.sync.diloco, ranks, parameters, steps);
+    const int64_t numbers = diloco ? 2 : 1;  // the loss, and DiLoCo's mean of the ranks' norms
+    run_prediction.communication.add(ranks, Collective::all_reduce, steps, steps * 8 * numbers);
+    return run_prediction;
+}
+
+// The same with it: `sync` sums the gradients once a step, or after every micro-batch.
+inline Prediction predict_run(const Options& options, const Chapter& chapter,
+                              const StepShape& shape, const ParameterList& parameters,
+                              const GradientSync& sync, const Mesh& mesh) {
+    Prediction sync_prediction;
+    add_sums(sync_prediction, sync, parameters, mesh, options.grad_dtype());
+    const int64_t times = chapter.every_time(options) ? options.grad_accum : 1;
+    Prediction run_prediction = predict_run(options, chapter, shape, parameters.local_numel());
+    return run_prediction += sync_prediction.times(options.steps * times);
+}
+
+// Advice for the case that `needed` does not fit.
+inline std::string what_needs_less(const Options& options, const Chapter& chapter,
+                                   const StepShape& shape, const MemoryEstimate& needed) {
+    const int64_t technique_bytes =
+        needed.total() - estimate_memory(shape).total();  // whatever the batch size
+    const char* without = chapter.sync.kind == SyncKind::diloco ? "; another --sync needs less"
+                          : chapter.every_time(options)         ? "; --no-sync on needs less"
+                                                                : "";
+    return what_would_fit(shape, memory_limit() - technique_bytes) + without;
+}
+
+// Throws UserError, with this advice, if the run does not fit into memory.
+inline void check_fits(const Options& options, const Chapter& chapter, const StepShape& shape) {
+    const MemoryEstimate needed =
+        predict_run(options, chapter, shape, parameter_count(shape.config)).memory;
+    if (needed.total() > memory_limit())
+        check_fits(needed, memory_limit(), what_needs_less(options, chapter, shape, needed));
+}
+
+// --estimate: the parameters are only described; nothing is allocated.
+inline void print_estimate(Options options, const Chapter& chapter, const StepShape& shape) {
+    const Communicator& ranks = Communicator::world();
+    const Mesh mesh(ranks, {{"dp", ranks.size()}});
+    Llama model(shape.config, shape.model);
+    const std::unique_ptr<GradientSync> sync =
+        make_sync(chapter.sync, model.parameters(), mesh, options.grad_dtype());
+    Report report("01_data_parallel", options, shape, 0);
+    report.configuration(sequences_of_step(options, ranks.size()), "");
+    report.technique("sync", describe(chapter.sync, chapter.every_time(options)),
+                     {{"dp", ranks.size()}});
+    options.steps = std::max<int64_t>(options.steps, 1);  // the mean step, as DiLoCo's differ
+    const Prediction run_prediction =
+        predict_run(options, chapter, shape, model.parameters(), *sync, mesh);
+    report.estimate(run_prediction, options.steps,
+                    what_needs_less(options, chapter, shape, run_prediction.memory));
+    report.finish();
+}
+
+}  // namespace ultrascale::data_parallel
