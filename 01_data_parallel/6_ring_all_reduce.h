@@ -1,5 +1,5 @@
-// The ring all-reduce adds: all links work at the same time, and every rank ends with the sum over all ranks and talks to its two neighbours
-// only.
+// The ring all-reduce adds to the plain ring: all links work at the same time. Every rank ends with
+// the sum over all ranks, and talks to its two neighbours only.
 //
 // The tensor is cut into n chunks; chunk r's home is rank r, where its sum is completed. In each
 // step every rank sends one chunk to the right and receives another from the left. Two phases of
@@ -150,8 +150,8 @@ inline void ring_all_reduce(const Communicator& group, Tensor x,
 }
 
 // --sync ring: sums the whole gradient so, after the backward. On four H200s this waits for 37 ms,
-// NCCL's all-reduces of single parameters for 44. Nothing overlaps, since the ring's additions run
-// on the compute stream, where the backward runs, too. (NCCL adds inside its communication kernels.)
+// where naive's calls wait for 44 (README.md). Nothing overlaps, since the ring's additions run on
+// the compute stream, where the backward runs, too. (NCCL adds inside its communication kernels.)
 class RingSync : public GradientSync {
 public:
     RingSync(ParameterList& parameters, const Mesh& mesh, RingDirections directions)

@@ -1,5 +1,5 @@
-// --demo parameters, activations, batch and latent: the formulas of 4_formulas.h with their terms and
-// with published models' numbers. Nothing is trained.
+// --demo parameters, activations, batch and latent: the formulas of 4_formulas.h with their terms
+// and with published models' numbers. Nothing is trained.
 #pragma once
 
 #include "../4_formulas.h"

@@ -8,9 +8,9 @@
 
 namespace ultrascale::single_gpu {
 
-// --fresh-grads: the most that activations and gradients are together in a step of so many micro-batches, in
-// bytes. Towards the first layer each layer's backward frees what its forward kept, and adds its
-// gradients.
+// --fresh-grads: the most that activations and gradients are together in a step of so many
+// micro-batches, in bytes. Towards the first layer each layer's backward frees what its forward
+// kept, and adds its gradients.
 inline int64_t predicted_activations_and_gradients(const StepShape& shape, int64_t micro_batches) {
     const LlamaConfig& c = shape.config;
     const auto highest = [](const std::vector<ActivationMoment>& moments, size_t first,

@@ -34,7 +34,7 @@ struct RingSeconds {
 inline RingSeconds ring_seconds(double n, double bytes, const Link& link) {
     return {2 * (n - 1) / n * bytes / link.bandwidth, 2 * (n - 1) * link.latency};
 }
-// Seconds of the plain ring (5_ring_reduce.h), for n ranks and S = `bytes`; links of `bandwidth` bytes/s and `latency` seconds.
+// Of the plain ring (5_ring_reduce.h): S = `bytes`, links of `bandwidth` bytes/s and `latency` s.
 inline double ring_reduce_seconds(double n, double bytes, double bandwidth, double latency) {
     return n > 1 ? n * (bytes / bandwidth + latency) : 0;
 }

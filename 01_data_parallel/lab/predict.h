@@ -2,9 +2,10 @@
 //
 //     naive, overlap      an all-reduce a parameter             Psi elements in all
 //     bucket              one a bucket                          Psi
-//     reduce_dtype        the same in another dtype             Psi, and held until the backward ends
+//     reduce_dtype        the same in another dtype             Psi; they are held, too
 //     ring                2(n-1) sends of Psi/n                 2(n-1)/n Psi; one chunk is held
-//     hierarchical        reduce-scatter and all-gather inside  Psi each; across Psi/S, S ranks a node
+//     hierarchical        reduce-scatter and all-gather inside  Psi each
+//                         all-reduce across                     Psi/S with S ranks a node
 //     diloco              an all-reduce in H steps              Psi in fp32; theta and m are held
 #pragma once
 
