@@ -14,7 +14,7 @@
 #pragma once
 
 #include "1_naive.h"
-#include "train/step.h"
+#include "core/ops.h"
 
 namespace ultrascale::data_parallel {
 
@@ -29,20 +29,20 @@ public:
     }
 
     void begin_step(int64_t micro_batches) {
-        micro_batches_ = micro_batches;
+        micro_batches_ = micro_batches, done_ = 0;
         parameters_.begin_gradients(sums_ ? 1 : micro_batches);
     }
-    // After the backward of each micro-batch. Whatever is queued on the compute stream after the
-    // last one sees the gradients' sums over all micro-batches and ranks.
-    void end_micro_batch(const MicroBatch& batch) {
-        const bool last = batch.micro_batch + 1 == micro_batches_;
+    // After each micro-batch's backward. Whatever is queued on the compute stream after the last
+    // one sees the gradients' sums over all micro-batches and ranks.
+    void end_micro_batch() {
+        const bool first = done_ == 0, last = ++done_ == micro_batches_;
         if (!sums_) {  // the others only add to the gradients
             if (last) wait();
             return;
         }
         wait();
         const Tensor& gradients = parameters_.flat_grads();
-        batch.micro_batch == 0 ? ops::copy(sums_, gradients) : ops::add(sums_, gradients);
+        first ? ops::copy(sums_, gradients) : ops::add(sums_, gradients);
         parameters_.begin_gradients();
         if (last) ops::copy(gradients, sums_);
     }
@@ -54,7 +54,7 @@ private:
 
     ParameterList& parameters_;
     GradientSync& sync_;
-    int64_t micro_batches_ = 1;
+    int64_t micro_batches_ = 1, done_ = 0;
     Tensor sums_;
 };
 

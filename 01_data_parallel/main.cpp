@@ -20,8 +20,8 @@ void train_step(Step& step, Llama& model, Updater& optimizer, GradientSync& sync
     for (MicroBatch batch : step.micro_batches({&sync})) {
         Saved saved;
         model.forward(batch, saved);
-        model.backward(batch, saved);      // `sync` sees each gradient that is complete, and
-        gradients.end_micro_batch(batch);  // here waits for the sums, at the latest after the last
+        model.backward(batch, saved);  // calls `sync` for each gradient that is complete
+        gradients.end_micro_batch();   // sums over the ranks, here at the latest
     }
     const Tensor squared_norm = optimizer.squared_norm();
     optimizer.step(step.learning_rate, squared_norm);

@@ -5,7 +5,7 @@
 //     reduce_dtype        the same in another dtype             Psi; they are held, too
 //     ring                2(n-1) sends of Psi/n                 2(n-1)/n Psi; one chunk is held
 //     hierarchical        reduce-scatter and all-gather inside  Psi each
-//                         all-reduce across                     Psi/S with S ranks a node
+//                         all-reduce across                     Psi/R with R ranks a node
 //     diloco              an all-reduce in H steps              Psi in fp32; theta and m are held
 #pragma once
 
@@ -33,7 +33,7 @@ inline PredictedCommunication::Kind predict_ring_all_reduce(int64_t count, DType
     return {.calls = 2 * (n - 1), .bytes = bytes, .sent = double(bytes)};
 }
 
-inline void add_ring(Prediction& prediction, const RingSync& sync, const Group& ranks,
+inline void add_ring(Prediction& prediction, const RingSync& sync, const Communicator& ranks,
                      int64_t parameters, DType gradients) {
     if (ranks.size() == 1) return;
     prediction.communication.add(ranks, Collective::send_recv,

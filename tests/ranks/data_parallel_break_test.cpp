@@ -115,6 +115,17 @@ TEST(DataParallelBreak, OneParameterIsNotSummed) {
     }
 }
 
+// 4_accumulation.h, with a sum after each micro-batch.
+TEST(DataParallelBreak, TheSumsOverMicroBatchesAreNotTakenBack) {
+    expect(train_accumulated<NaiveSync>(true), true, true, true);
+    expect(train_accumulated<BucketSync>(true, full_bucket), true, true, true);
+    struct Broken : Accumulation {
+        using Accumulation::Accumulation;
+        void begin_step(int64_t) { Accumulation::begin_step(1); }
+    };
+    expect(train_accumulated<BucketSync, Broken>(true, full_bucket), false, true, true);
+}
+
 TEST(DataParallelBreak, SynchronisedAfterEveryMicroBatch) {
     NEEDS_RANKS();
     struct Broken : OverlapSync {
