@@ -12,7 +12,7 @@
 //     communication  |                             | p1 | p2 | p3 | ... | pn |
 //
 // The device idles while the gradients travel, and n small messages pay the latency n times. The
-// files after this one mend that. The book: "Data Parallelism"; Li et al. 2020, PyTorch
+// files after this one mend that. The playbook: "Data Parallelism"; Li et al. 2020, PyTorch
 // Distributed, https://arxiv.org/abs/2006.15704
 #pragma once
 
