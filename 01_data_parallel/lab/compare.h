@@ -52,7 +52,6 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, Updater& optimizer,
                   .exposed_seconds = m.exposed_seconds,
                   .sent_bytes = m.sent_bytes};
     for (size_t k = 0; k < collective_kinds; ++k) cost.calls += m.counts[k].calls / m.steps;
-    cost.calls -= 1;  // without the loss's
     std::vector<double> backwards;
     for (const Span& span : trace_spans()) {
         if (span.name == "backward" && span.lane == "phase")
