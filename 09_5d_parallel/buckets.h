@@ -2,7 +2,7 @@
 // that every rank runs whole.
 #pragma once
 
-#include "01_data_parallel/bucket.h"
+#include "01_data_parallel/3_buckets.h"
 #include "axes.h"
 #include "train/updater.h"
 

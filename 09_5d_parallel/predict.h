@@ -9,6 +9,7 @@
 //                 the experts', 1/(dp cp ep) of all others
 #pragma once
 
+#include "01_data_parallel/lab/predict.h"
 #include "02_zero/predict.h"
 #include "03_tensor_parallel/predict.h"
 #include "04_context_parallel/predict.h"
@@ -145,7 +146,8 @@ inline Prediction predict(Composition& c) {
     // 01, 02: states, and their sums
     if (t.zero.stage == 0) {
         add_parameters(p, c.own.parameters().local_numel(), shape);
-        BucketSync(c.own.parameters(), c.mesh, c.bucket_elements()).add_to(p, shape.grad_dtype);
+        const BucketSync sync(c.own.parameters(), c.mesh, c.bucket_elements());
+        add_sums(p, sync, c.own.parameters(), c.mesh, shape.grad_dtype);
         for (const auto& parameter : c.own.parameters())
             for (const std::string& group : parameter->replica_groups)
                 if (const Communicator& copies = c.mesh.group(group); copies.size() > 1)

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "00_single_gpu/formulas.h"
+#include "00_single_gpu/4_formulas.h"
 
 namespace ultrascale {
 using namespace ultrascale::single_gpu;

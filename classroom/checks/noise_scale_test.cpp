@@ -1,7 +1,7 @@
 // Exercise 00.3: the gradient noise scale of norms that are made from a known G and S.
 #include <gtest/gtest.h>
 
-#include "00_single_gpu/batch_size.h"
+#include "00_single_gpu/3_batch_size.h"
 
 namespace ultrascale {
 using namespace ultrascale::single_gpu;

@@ -189,6 +189,8 @@ TEST(JsonLines, HaveTheRowsOfTables) {
     EXPECT_EQ(rows(0, "00_single_gpu", small + "--compare recompute").size(), 5u);
     const std::vector<Json> syncs = rows(2, "01_data_parallel", small + "--steps 3 --compare");
     ASSERT_EQ(syncs.size(), 6u);
+    EXPECT_EQ(syncs[0].at("calls"), 0);      // no communication
+    EXPECT_EQ(syncs[1].at("calls"), 9 + 3);  // naive: a layer's tensors, embedding, norm, head
     // What the first screen taught wrongly: a ring sends as much as an all-reduce, no more.
     EXPECT_EQ(syncs[1].at("sent_bytes"), syncs[4].at("sent_bytes")) << syncs[1] << syncs[4];
     const std::vector<Json> stages = rows(2, "02_zero", small + "--steps 3 --compare");

@@ -1,11 +1,11 @@
 // Breaks the techniques of 01_data_parallel on purpose, one at a time, and expects --verify, the
 // memory check or the communication check to fail, on any number of ranks (part of comm_test).
-#include "01_data_parallel/bucket.h"
-#include "01_data_parallel/hierarchical.h"
-#include "01_data_parallel/naive.h"
-#include "01_data_parallel/overlap.h"
-#include "01_data_parallel/reduce_dtype.h"
-#include "01_data_parallel/ring_sync.h"
+#include "01_data_parallel/1_naive.h"
+#include "01_data_parallel/2_overlap.h"
+#include "01_data_parallel/3_buckets.h"
+#include "01_data_parallel/6_ring_all_reduce.h"
+#include "01_data_parallel/7_hierarchical.h"
+#include "01_data_parallel/8_reduce_dtype.h"
 #include "parallel_break.h"
 
 namespace ultrascale {
@@ -113,6 +113,17 @@ TEST(DataParallelBreak, OneParameterIsNotSummed) {
         };
         expect(train_data_parallel<Broken>(), false, true, false);
     }
+}
+
+// 4_accumulation.h, with a sum after each micro-batch.
+TEST(DataParallelBreak, TheSumsOverMicroBatchesAreNotTakenBack) {
+    expect(train_accumulated<NaiveSync>(true), true, true, true);
+    expect(train_accumulated<BucketSync>(true, full_bucket), true, true, true);
+    struct Broken : Accumulation {
+        using Accumulation::Accumulation;
+        void begin_step(int64_t) { Accumulation::begin_step(1); }
+    };
+    expect(train_accumulated<BucketSync, Broken>(true, full_bucket), false, true, true);
 }
 
 TEST(DataParallelBreak, SynchronisedAfterEveryMicroBatch) {

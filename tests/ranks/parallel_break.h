@@ -2,7 +2,8 @@
 // purpose.
 #pragma once
 
-#include "01_data_parallel/gradient_sync.h"
+#include "01_data_parallel/4_accumulation.h"
+#include "01_data_parallel/lab/predict.h"
 #include "02_zero/predict.h"
 #include "02_zero/stages.h"
 #include "break_checks.h"
@@ -78,8 +79,9 @@ void begin_micro_batch(Sync& sync, ParameterList& parameters) {
         sync.begin_micro_batch(parameters);
 }
 
-template <class Sync, class... Arguments>
-Checks train_data_parallel(Arguments... arguments) {
+// every_time: gradients are summed after each micro-batch.
+template <class Sync, class Sums = Accumulation, class... Arguments>
+Checks train_accumulated(bool every_time, Arguments... arguments) {
     use_threads(ranks_on_this_node());
     const Options options = options_of_runs();
     Llama model(config, shape.model);
@@ -90,21 +92,28 @@ Checks train_data_parallel(Arguments... arguments) {
     AdamW optimizer(parameters, options.optimizer);
     const Mesh mesh(world(), {{"dp", world().size()}});
     Sync sync(parameters, mesh, arguments...);
+    Sums sums(parameters, sync, every_time);
     Technique technique{.hooks = &sync,
                         .predicted = predict_one_device(shape, parameters.local_numel())};
-    sync.add_to(technique.predicted, DType::fp32);
+    Prediction once;
+    add_sums(once, sync, parameters, mesh, DType::fp32);
+    technique.predicted += once.times(every_time ? A : 1);
+    if (every_time) technique.predicted.memory.gradients *= 2;
     technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);  // the loss
-    technique.begin_step = [&] { parameters.begin_gradients(A); };
+    technique.begin_step = [&] { sums.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t) { begin_micro_batch(sync, parameters); };
-    technique.end_micro_batch = [&](int64_t m) {
-        if (m + 1 == A) sync.finish();
-    };
+    technique.end_micro_batch = [&](int64_t) { sums.end_micro_batch(); };
     technique.update = [&] {
         optimizer.step(options.optimizer.lr, squared_gradient_norm(parameters));
     };
     technique.gradients = [&] { return parameters.parts(&Parameter::grad); };
     technique.values = [&] { return parameters.parts(&Parameter::value); };
     return train(options, model, technique);
+}
+
+template <class Sync, class... Arguments>
+Checks train_data_parallel(Arguments... arguments) {
+    return train_accumulated<Sync>(false, arguments...);
 }
 
 template <class Stage>

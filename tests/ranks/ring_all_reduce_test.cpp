@@ -1,9 +1,9 @@
 // The ring all-reduce of chapter 01, on any number of ranks. Linked into comm_test, which runs
 // every test on every rank.
-#include "01_data_parallel/ring_all_reduce.h"
-
-#include "01_data_parallel/ring_latency.h"
-#include "01_data_parallel/ring_reduce.h"
+#include "01_data_parallel/5_ring_reduce.h"
+#include "01_data_parallel/6_ring_all_reduce.h"
+#include "01_data_parallel/lab/latency_demo.h"
+#include "01_data_parallel/lab/predict.h"
 #include "comm_test.h"
 
 using namespace ultrascale;

@@ -6,7 +6,7 @@
 //     ep 1   rows --'                '--> expert 1 --'                '--> rows + residual
 #include <gtest/gtest.h>
 
-#include "01_data_parallel/bucket.h"
+#include "01_data_parallel/3_buckets.h"
 #include "core/threads.h"
 #include "lab/predict/prediction.h"
 #include "model/activation.h"

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include "01_data_parallel/bucket.h"
+#include "01_data_parallel/lab/predict.h"
 #include "02_zero/stages.h"
 #include "core/threads.h"
 
@@ -88,7 +88,7 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
         step->finish(squared);
     }
     Prediction step_prediction;
-    sync.add_to(step_prediction, DType::fp32);
+    add_sums(step_prediction, sync, parameters, s.mesh, DType::fp32);
     s.stages.add_to(step_prediction.communication);
     const Parameter& tied = *parameters.find("model.embed_tokens.weight");
     step_prediction.communication.add(s.mesh.group("tied"), Collective::all_reduce, 1,

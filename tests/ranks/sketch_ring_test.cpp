@@ -12,7 +12,7 @@
 
 #include <cmath>
 
-#include "01_data_parallel/bucket.h"
+#include "01_data_parallel/lab/predict.h"
 #include "core/threads.h"
 #include "model/activation.h"
 #include "train/run.h"
@@ -202,7 +202,7 @@ Checks train(int ring_size, bool buckets, Break broken = Break::none) {
     }
     Prediction step_prediction;
     PredictedCommunication& sent = step_prediction.communication;
-    if (buckets) sync.add_to(step_prediction, DType::fp32);
+    if (buckets) add_sums(step_prediction, sync, parameters, mesh, DType::fp32);
     for (const auto& p : parameters)
         if (const Communicator& group = data_group(mesh, *p); !buckets && group.size() > 1)
             sent.add(group, Collective::all_reduce, 1, p->grad.bytes());

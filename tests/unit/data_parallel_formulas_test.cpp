@@ -2,9 +2,9 @@
 // by hand.
 #include <gtest/gtest.h>
 
-#include "01_data_parallel/planet.h"
-#include "01_data_parallel/ring_latency.h"
-#include "01_data_parallel/ring_reduce.h"
+#include "01_data_parallel/5_ring_reduce.h"
+#include "01_data_parallel/lab/latency_demo.h"
+#include "01_data_parallel/lab/planet_demo.h"
 
 namespace ultrascale {
 using namespace ultrascale::data_parallel;

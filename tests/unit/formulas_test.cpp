@@ -1,11 +1,11 @@
 // The formulas that 00_single_gpu and 02_zero print: against published numbers, and against what
 // the model, the estimate and ZeRO's own prediction say.
-#include "00_single_gpu/formulas.h"
+#include "02_zero/formulas.h"
 
 #include <gtest/gtest.h>
 
-#include "00_single_gpu/fresh_gradients.h"
-#include "02_zero/formulas.h"
+#include "00_single_gpu/4_formulas.h"
+#include "00_single_gpu/lab/predict.h"
 #include "02_zero/predict.h"
 #include "comm/comm.h"
 

@@ -1,7 +1,7 @@
 // Two ways to hold less in a step: 02_zero's layers' inputs on the host, and 00_single_gpu's
 // gradients that are allocated when they appear. Neither changes a bit, both save what they say,
 // and their mistakes are seen.
-#include "00_single_gpu/fresh_gradients.h"
+#include "00_single_gpu/2_fresh_gradients.h"
 #include "02_zero/offload_activations.h"
 #include "lab/predict/estimate.h"
 #include "llama_runs.h"

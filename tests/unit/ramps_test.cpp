@@ -1,8 +1,8 @@
 // The ramps of 00_single_gpu: batches that grow by steps or by tokens, and sequences that grow.
 #include <gtest/gtest.h>
 
-#include "00_single_gpu/batch_size.h"
-#include "00_single_gpu/seq_ramp.h"
+#include "00_single_gpu/lab/batch_ramp.h"
+#include "00_single_gpu/lab/seq_ramp.h"
 #include "tests/test_files.h"
 
 namespace ultrascale {

@@ -1,14 +1,13 @@
-// Makes the gradient synchroniser that the options name.
+// The ways to sum gradients that the options name.
 #pragma once
 
 #include <memory>
 
-#include "diloco.h"
-#include "hierarchical.h"
-#include "naive.h"
-#include "overlap.h"
-#include "reduce_dtype.h"
-#include "ring_sync.h"
+#include "../2_overlap.h"
+#include "../6_ring_all_reduce.h"
+#include "../7_hierarchical.h"
+#include "../8_reduce_dtype.h"
+#include "../9_diloco.h"
 
 namespace ultrascale::data_parallel {
 
@@ -30,6 +29,14 @@ struct SyncOptions {
     }
 };
 
+// No communication: each rank keeps its own gradients. The baseline of compare.h; diloco, which
+// communicates weights, has it, too.
+class NoSync : public GradientSync {
+public:
+    using GradientSync::GradientSync;
+    void finish() override {}
+};
+
 inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
                                                ParameterList& parameters, const Mesh& mesh,
                                                DType gradients) {
@@ -46,12 +53,12 @@ inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
             return std::make_unique<RingSync>(parameters, mesh, options.ring_directions);
         case SyncKind::hierarchical:
             return std::make_unique<HierarchicalSync>(parameters, mesh, full, options.nodes);
-        // communicates weights instead (diloco.h)
         case SyncKind::diloco: return std::make_unique<NoSync>(parameters, mesh);
     }
     return nullptr;
 }
 
+// For the header and the report.
 inline std::string describe(const SyncOptions& options, bool every_micro_batch) {
     const std::string what[] = {
         "naive: an all-reduce per parameter after the backward",

@@ -1,6 +1,6 @@
 // The playbook's formulas for a GPT, each as a function: parameters, the 34 and the 5 a s / h of
 // the activations, the batch size, attention with latent keys. A number takes 2 bytes.
-// formulas_demo.h prints them with numbers.
+// lab/formulas_demo.h prints them with numbers.
 #pragma once
 
 #include <cmath>

@@ -9,7 +9,7 @@
 //
 //     t = 2(n-1)/n * (S/2) / bw + 2(n-1)/n * km / 200,000        every step; S = params * bytes
 //
-// DiLoCo (diloco.h) sends its outer gradient in fp32 once in H steps: t(4 params) / H a step.
+// DiLoCo (9_diloco.h) sends its outer gradient in fp32 once in H steps: t(4 params) / H a step.
 // A step computes for 6 * params * tokens / FLOP/s. Nothing is hidden under it here, so a site
 // stands still for t / (t + step) of the time; what a backward can hide at best is two thirds of a
 // step.

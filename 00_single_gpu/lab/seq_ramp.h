@@ -77,6 +77,9 @@ public:
         whole.seq = length(step);
         return whole;
     }
+    std::string note(int64_t step) const {  // for a step's line of progress
+        return stages_.empty() ? "" : fmt::format("seq {}", length(step));
+    }
     std::string description() const {  // "2048 tokens to step 36, then 8192"
         std::string words;
         for (const Stage& stage : stages_)

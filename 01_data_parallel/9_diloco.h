@@ -1,5 +1,5 @@
-// --sync diloco: ranks that communicate only every H steps (DiLoCo; Douillard et al. 2023,
-// https://arxiv.org/abs/2311.08105).
+// --sync diloco adds: ranks that communicate only every H steps (DiLoCo; Douillard et al. 2023,
+// https://arxiv.org/abs/2311.08105). With H = 10 a rank sends a tenth of the bytes (MEASURED.md).
 //
 //     rank 0   | AdamW step | ... | step H |--.                              .--> theta --> ...
 //     rank 1   | AdamW step | ... | step H |--+-- all-reduce, outer update --+--> theta --> ...
@@ -29,8 +29,6 @@
 
 #include "comm/comm.h"
 #include "core/ops.h"
-#include "lab/predict/estimate.h"
-#include "lab/report/report.h"
 #include "model/llama.h"
 #include "train/step.h"
 #include "train/updater.h"
@@ -64,6 +62,8 @@ public:
     // steps and after the last one, so that the run ends with one model.
     void after_step(int64_t done, bool last) {
         if (done % options_.inner_steps != 0 && !last) return;
+        const OpSpan span("outer step", 0, 0, "phase");
+        const TraceName what(TraceName::pass, "outer step");
         explain("DiLoCo: delta = mean of (theta - local weights), Nesterov, local weights = theta");
         // exercise 01.4 begin: delta, its mean, Nesterov momentum; all four lines of the formula
         const Tensor delta = Tensor::empty(outer_.shape(), DType::fp32, Memory::communication);
@@ -83,34 +83,17 @@ public:
         }
     }
 
-    static int64_t outer_steps(const DiLoCoOptions& options, int64_t steps) {
-        return (steps + options.inner_steps - 1) / options.inner_steps;
-    }
-    // Adds what DiLoCo holds for so many parameters, and what a whole run of `steps` steps sends
-    // (not every step sends the same).
-    static void add_to(Prediction& run_prediction, const DiLoCoOptions& options, const Group& ranks,
-                       int64_t parameters, int64_t steps) {
-        const int64_t meetings = outer_steps(options, steps);
-        run_prediction.memory.optimizer += 8 * parameters,
-            run_prediction.memory.peak_communication += 4 * parameters;
-        run_prediction.communication.add(ranks, Collective::all_reduce, meetings,
-                                         meetings * 4 * parameters);
-    }
-    // Prints the bytes that a rank sends per token (a step has `tokens` of them on each rank), next
-    // to what an all-reduce of the gradients in every step would send.
-    void print_savings(Report& report, int64_t steps, int64_t tokens, DType gradients) const {
-        const int64_t meetings = outer_steps(options_, steps);
-        const auto sent = [&](int64_t bytes) {
-            return bytes_sent(Collective::all_reduce, double(bytes), ranks_.size());
-        };
-        const double bytes = sent(meetings * outer_.bytes()) / double(steps * tokens);
-        const double every_step = sent(outer_.numel() * dtype_bytes(gradients)) / double(tokens);
-        print(fmt::format(
-            "  DiLoCo: {} in {}; sent {:.4g} bytes a token (gradients every step: {:.4g})",
-            format_count(meetings, "outer step"), format_count(steps, "step"), bytes, every_step));
-        report.value("diloco", "outer_steps", double(meetings));
-        report.value("diloco", "sent_bytes_per_token", bytes);
-        report.value("diloco", "all_reduce_sent_bytes_per_token", every_step);
+    // Of the loss and of the squared norm the mean over the ranks, so that all see alike whether
+    // they are finite.
+    void finish(Step& step, const Tensor& own_norm) const {
+        const Tensor loss_and_norm = Tensor::empty({2}, DType::fp64, Memory::workspace);
+        phase("loss", [&] {
+            ops::copy(loss_and_norm.slice(0, 1), step.loss);
+            ops::copy(loss_and_norm.slice(1, 2), own_norm);
+            ranks_.all_reduce(loss_and_norm, Reduce::average);
+        });
+        const std::vector<double> means = loss_and_norm.to_host<double>();
+        step.finish(means[0], means[1]);
     }
 
 private:
@@ -130,8 +113,8 @@ private:
 
 // Step number `done` of the run: each rank trains on the mean over its own samples (step.h:
 // MeanOver::own_samples), followed by an outer step where one is due.
-inline void diloco_step(Step& step, Llama& model, Updater& optimizer, DiLoCo& diloco,
-                        const Communicator& ranks, int64_t done, bool last) {
+inline void diloco_step(Step& step, Llama& model, Updater& optimizer, DiLoCo& diloco, int64_t done,
+                        bool last) {
     model.parameters().begin_gradients(step.accumulated);
     for (MicroBatch batch : step.micro_batches()) {
         Saved saved;
@@ -140,16 +123,8 @@ inline void diloco_step(Step& step, Llama& model, Updater& optimizer, DiLoCo& di
     }
     const Tensor own_norm = optimizer.squared_norm();
     optimizer.step(step.learning_rate, own_norm);
-    phase("outer step", [&] { diloco.after_step(done, last); });
-    // Of both the mean over the ranks, so that all see alike whether they are finite.
-    const Tensor loss_and_norm = Tensor::empty({2}, DType::fp64, Memory::workspace);
-    phase("loss", [&] {
-        ops::copy(loss_and_norm.slice(0, 1), step.loss);
-        ops::copy(loss_and_norm.slice(1, 2), own_norm);
-        ranks.all_reduce(loss_and_norm, Reduce::average);
-    });
-    const std::vector<double> means = loss_and_norm.to_host<double>();
-    step.finish(means[0], means[1]);
+    diloco.after_step(done, last);
+    diloco.finish(step, own_norm);
 }
 
 }  // namespace ultrascale::data_parallel

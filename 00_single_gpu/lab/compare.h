@@ -8,6 +8,7 @@
 #include "core/random.h"
 #include "lab/measure/measure.h"
 #include "lab/predict/estimate.h"
+#include "train/run.h"
 
 namespace ultrascale::single_gpu {
 
@@ -73,8 +74,9 @@ inline void compare_attention(const Options& options, const StepShape& shape) {
 
 // Forward and backward of one micro-batch with each kind of recomputation and attention. Returns
 // whether the gradient is the same, bit by bit, with and without recomputation.
-inline bool compare_recomputation(const Options& options, const StepShape& shape,
-                                  const DataLoader& loader) {
+inline bool compare_recomputation(const Options& options, const StepShape& shape) {
+    const TokenFile file(options.data_path(), shape.config.vocab);
+    const DataLoader loader(file, data_options(options, shape.seq));
     struct Row {
         const char* name;
         AttentionKind attention;

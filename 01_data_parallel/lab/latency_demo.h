@@ -16,9 +16,9 @@
 // would; all of N ranks would make them at the same time, each over a link of its own.
 #pragma once
 
+#include "../6_ring_all_reduce.h"
 #include "call_times.h"
 #include "lab/measure/measure.h"
-#include "ring_all_reduce.h"
 
 namespace ultrascale::data_parallel {
 
@@ -33,6 +33,10 @@ struct RingSeconds {
 };
 inline RingSeconds ring_seconds(double n, double bytes, const Link& link) {
     return {2 * (n - 1) / n * bytes / link.bandwidth, 2 * (n - 1) * link.latency};
+}
+// Of the plain ring (5_ring_reduce.h): S = `bytes`, links of `bandwidth` bytes/s and `latency` s.
+inline double ring_reduce_seconds(double n, double bytes, double bandwidth, double latency) {
+    return n > 1 ? n * (bytes / bandwidth + latency) : 0;
 }
 // The bytes at which hops cost as much as the transfer.
 inline double ring_break_even(double n, const Link& link) {

@@ -1,10 +1,10 @@
-// The plain ring reduce, the simplest way to add up over ranks: one rank sends its tensor to the
+// The plain ring: the simplest way to add up over ranks: one rank sends its tensor to the
 // next, which adds its own and passes the sum on, until it is back where it began.
 //
 //     rank 0 --a--> rank 1 --a+b--> rank 2 --a+b+c--> rank 3 --a+b+c+d--> rank 0
 //
 // n hops, each of the whole tensor, one after the other: t = n (S/bw + latency), while only one
-// link is busy at a time. The ring all-reduce (ring_all_reduce.h) keeps all links busy, with n
+// link is busy at a time. The ring all-reduce (6_ring_all_reduce.h) keeps all links busy, with n
 // chunks that travel at the same time; it takes 2(n-1)/n S/bw and gives every rank the sum. The
 // playbook: appendix A0, "Reduce & AllReduce".
 #pragma once
@@ -34,11 +34,6 @@ inline void ring_reduce(const Communicator& group, const Tensor& x,
         }
         if (after_hop) after_hop(hop);
     }
-}
-
-// Seconds of it, for n ranks and S = `bytes`; links of `bandwidth` bytes/s and `latency` seconds.
-inline double ring_reduce_seconds(double n, double bytes, double bandwidth, double latency) {
-    return n > 1 ? n * (bytes / bandwidth + latency) : 0;
 }
 
 }  // namespace ultrascale::data_parallel

@@ -1,9 +1,8 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
-#include "batch_size.h"
+#include "batch_ramp.h"
 #include "comm/comm.h"
-#include "fresh_gradients.h"
 #include "lab/options/cli.h"
 #include "seq_ramp.h"
 #include "train/run.h"
@@ -88,19 +87,13 @@ struct Chapter {
         return seq_ramp.empty() ? SeqRamp()
                                 : SeqRamp(seq_ramp, first_step(options) + options.steps);
     }
+    DataSlice slice(const Options& options) const {
+        return {.micro_batch = options.micro_batch,
+                .mean = naive_mean ? MeanOver::micro_batch : MeanOver::batch};
+    }
     static int64_t first_step(const Options& options) {  // of this run: 0, or where it resumes
         const bool resumes = !options.load.empty() && has_training_state(options.load);
         return resumes ? load_training_state(options.load).step : 0;
-    }
-    // Of one device, with steps of so many micro-batches.
-    Prediction predict(const StepShape& shape, int64_t micro_batches) const {
-        Prediction predicted = predict_one_device(shape, parameter_count(shape.config));
-        MemoryEstimate& memory = predicted.memory;
-        if (fresh_grads) {
-            const int64_t together = predicted_activations_and_gradients(shape, micro_batches);
-            memory.gradients = 0, memory.gradients_at_peak = together - memory.peak_activations;
-        }
-        return predicted;
     }
 };
 

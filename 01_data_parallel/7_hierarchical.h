@@ -1,11 +1,12 @@
-// --sync hierarchical: buckets as in bucket.h, each summed in three steps that send little over
-// slow links.
+// --sync hierarchical adds: each bucket (3_buckets.h) is summed in three steps, which send little
+// over slow links. Two nodes with cards of 0.05 Gbit/s take 760 ms a step instead of 1260
+// (MEASURED.md).
 //
-// A bucket of C elements, S = 2 ranks a node:
+// A bucket of C elements, R = 2 ranks a node:
 //
 //               node 0: rank 0, rank 1            node 1: rank 2, rank 3
 //     before      a0 a1     b0 b1                   c0 c1     d0 d1
-//   1 reduce-scatter inside the node: each rank gets C / S elements summed
+//   1 reduce-scatter inside the node: each rank gets C / R elements summed
 //                 a0+b0     a1+b1                   c0+d0     c1+d1
 //   2 all-reduce across nodes, among ranks with the same place in their node: only these travel on
 //     the slow links
@@ -13,20 +14,20 @@
 //   3 all-gather inside the node
 //     after       sum 0 1   sum 0 1                 sum 0 1   sum 0 1
 //
-// With N ranks in M = N / S nodes, a rank sends 2 (M-1)/M * C / S elements out of its node, and all
+// With N ranks in M = N / R nodes, a rank sends 2 (M-1)/M * C / R elements out of its node, and all
 // network cards of the node work at the same time. An all-reduce that ignores the nodes sends about
-// S times as much: 2 (N-1)/N * C through one card if it is a single ring, or 2 (M-1)/M * C through
+// R times as much: 2 (N-1)/N * C through one card if it is a single ring, or 2 (M-1)/M * C through
 // every card if all ranks exchange directly (as ours do on the CPU). (On a cluster, NCCL detects
 // the cards and lays a ring through each of them.)
 //
 // The three calls are queued on the communication stream, which runs them in order. If a bucket's
-// size is not a multiple of S, a plain all-reduce sums the last few elements (fewer than S). The
+// size is not a multiple of R, a plain all-reduce sums the last few elements (fewer than R). The
 // order of additions is not that of one all-reduce, so the last bits differ. The playbook: "Data
 // Parallelism", on what limits it at 512 GPUs; Mikami et al. 2018 (2D-torus),
 // https://arxiv.org/abs/1811.05233; Jia et al. 2018, https://arxiv.org/abs/1807.11205
 #pragma once
 
-#include "bucket.h"
+#include "3_buckets.h"
 #include "comm/nodes.h"
 
 namespace ultrascale::data_parallel {
@@ -43,20 +44,8 @@ public:
                   "hierarchical: all gradients are summed over the same ranks");
     }
 
-    void add_to(Prediction& prediction, DType gradients) const override {
-        PredictedCommunication& p = prediction.communication;
-        const int64_t width = dtype_bytes(gradients);
-        for (const Bucket& bucket : buckets_) {
-            const int64_t rest = bucket.elements.size() % inside_.size(),
-                          bytes = (bucket.elements.size() - rest) * width;
-            if (bytes > 0) {
-                p.add(inside_, Collective::reduce_scatter, 1, bytes);
-                p.add(across_, Collective::all_reduce, 1, bytes / inside_.size());
-                p.add(inside_, Collective::all_gather, 1, bytes);
-            }
-            if (rest > 0) p.add(ranks_, Collective::all_reduce, 1, rest * width);
-        }
-    }
+    const Communicator& inside() const { return inside_; }
+    const Communicator& across() const { return across_; }
 
 protected:
     void start(Bucket& bucket, const Tensor& all) override {

@@ -1,8 +1,8 @@
-// What a rank holds and sends in a run, by formula.
+// What a rank holds and sends in a whole run, and --estimate, which prints it.
 #pragma once
 
-#include "lab/predict/estimate.h"
 #include "options.h"
+#include "predict.h"
 #include "train/run.h"
 
 namespace ultrascale::data_parallel {
@@ -20,7 +20,7 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
     if (chapter.every_time(options))
         run_prediction.memory.gradients *= 2;  // the sums over micro-batches
     const bool diloco = chapter.sync.kind == SyncKind::diloco;
-    if (diloco) DiLoCo::add_to(run_prediction, chapter.sync.diloco, ranks, parameters, steps);
+    if (diloco) add_diloco(run_prediction, chapter.sync.diloco, ranks, parameters, steps);
     const int64_t numbers = diloco ? 2 : 1;  // the loss, and DiLoCo's mean of the ranks' norms
     run_prediction.communication.add(ranks, Collective::all_reduce, steps, steps * 8 * numbers);
     return run_prediction;
@@ -28,12 +28,12 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
 
 // The same with it: `sync` sums the gradients once a step, or after every micro-batch.
 inline Prediction predict_run(const Options& options, const Chapter& chapter,
-                              const StepShape& shape, int64_t parameters,
-                              const GradientSync& sync) {
+                              const StepShape& shape, const ParameterList& parameters,
+                              const GradientSync& sync, const Mesh& mesh) {
     Prediction sync_prediction;
-    sync.add_to(sync_prediction, options.grad_dtype());
+    add_sums(sync_prediction, sync, parameters, mesh, options.grad_dtype());
     const int64_t times = chapter.every_time(options) ? options.grad_accum : 1;
-    Prediction run_prediction = predict_run(options, chapter, shape, parameters);
+    Prediction run_prediction = predict_run(options, chapter, shape, parameters.local_numel());
     return run_prediction += sync_prediction.times(options.steps * times);
 }
 
@@ -69,7 +69,7 @@ inline void print_estimate(Options options, const Chapter& chapter, const StepSh
                      {{"dp", ranks.size()}});
     options.steps = std::max<int64_t>(options.steps, 1);  // the mean step, as DiLoCo's differ
     const Prediction run_prediction =
-        predict_run(options, chapter, shape, model.parameters().local_numel(), *sync);
+        predict_run(options, chapter, shape, model.parameters(), *sync, mesh);
     report.estimate(run_prediction, options.steps,
                     what_needs_less(options, chapter, shape, run_prediction.memory));
     report.finish();

@@ -1,64 +1,26 @@
-// Memory anatomy: what one training step holds, and when.
-//
-//   weights        n parameters x e bytes       e = 4 (fp32) or 2 (bf16)
-//   gradients      n x 4 or 2                   accumulated in fp32 or in the weights' dtype
-//   optimizer      n x 8 (fp32) or 12 (bf16)    Adam's two moments, and the fp32 master copy of
-//                                               bf16 weights
-//   activations    L x s x b x (bytes kept per token and layer), plus the loss's logits and what
-//                  the layer being computed needs
-//
-//   fp32                            4 + 4 + 8        = 16 bytes a parameter
-//   bf16, fp32 master weights       2 + 2 + 12       = 16
-//   bf16 with fp32 gradients        2 + 4 + 12       = 18 here, where the GEMM accumulates straight
-//                                                      into fp32;
-//                                   2 + 2 + 4 + 12   = 20 in the playbook, where bf16 gradients are
-//                                                      added to an fp32 copy
+// The sections of the report about memory: our formulas beside the playbook's, what forward keeps,
+// the activations' peak, and memory over the first steps.
 #pragma once
 
 #include <algorithm>
-#include <map>
 
+#include "../1_what_forward_keeps.h"
 #include "core/trace.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
-#include "model/parts.h"
 
 namespace ultrascale::single_gpu {
 
-// Bytes that a forward kept, by the tensor's name within a unit, summed over layers. A tensor that
-// two parts share is counted once, under the first name (attention's o is also the x of o_proj).
-class SavedByName {
-public:
-    void collect(const Saved& saved) {
-        std::map<const void*, bool> seen;
-        saved.for_each([&](const std::string& path, const Tensor& t) {
-            if (!seen.try_emplace(t.data(), true).second) return;
-            const size_t slash = path.find('/');
-            const bool layer = path.starts_with("layers.");
-            Entry& entry = entries_[layer ? "layers/" + path.substr(slash + 1) : path];
-            entry.bytes += t.bytes();
-            entry.shape = to_string(t.shape());
-            ++entry.tensors;
-        });
-    }
-    void print_table() const {
-        print("\nwhat forward keeps for backward (one micro-batch)");
-        int64_t sum = 0;
-        for (const auto& [name, entry] : entries_) sum += entry.bytes;
-        for (const auto& [name, entry] : entries_)
-            print(fmt::format("  {:<40} {:>3} x {:<20} {:>12} {:>5.1f} %", name, entry.tensors,
-                              entry.shape, format_bytes(double(entry.bytes)),
-                              100 * double(entry.bytes) / double(sum)));
-        print(fmt::format("  {:<66} {:>12}", "sum", format_bytes(double(sum))));
-    }
-
-private:
-    struct Entry {
-        int64_t bytes = 0, tensors = 0;
-        std::string shape;
-    };
-    std::map<std::string, Entry> entries_;
-};
+inline void print_kept(const KeptByForward& kept) {
+    print("\nwhat forward keeps for backward (one micro-batch)");
+    int64_t sum = 0;
+    for (const auto& [name, entry] : kept.entries()) sum += entry.bytes;
+    for (const auto& [name, entry] : kept.entries())
+        print(fmt::format("  {:<40} {:>3} x {:<20} {:>12} {:>5.1f} %", name, entry.tensors,
+                          entry.shape, format_bytes(double(entry.bytes)),
+                          100 * double(entry.bytes) / double(sum)));
+    print(fmt::format("  {:<66} {:>12}", "sum", format_bytes(double(sum))));
+}
 
 // Prints our formulas next to the playbook's.
 inline void print_anatomy(const StepShape& shape) {
@@ -104,7 +66,7 @@ inline void print_peak(const StepShape& shape) {
 }
 
 // Memory over time during the first four steps, for the chart in the terminal and the picture of
-// memory_picture.h: categories stacked; each column shows the highest moment of its time slice. The
+// pictures.h: categories stacked; each column shows the highest moment of its time slice. The
 // first step differs from the others because only its update allocates the optimizer's states.
 class StepTimeline {
 public:
@@ -187,41 +149,5 @@ private:
     double begin_;
     std::vector<double> ends_;
 };
-
-// --estimate: prints the prediction for these options, then a table of sequence lengths (rows) and
-// kinds of recomputation (columns). Nothing is allocated.
-inline void print_estimate(const Options& options, const StepShape& shape,
-                           const Prediction& predicted, int64_t sequences) {
-    Report report("00_single_gpu", options, shape, 0);
-    report.configuration(sequences, "");
-    report.estimate(predicted, 1, what_would_fit(shape, memory_limit()));
-    print("\npeak activations and total memory on one device, by --recompute");
-    print(fmt::format("  {:>6}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention",
-                      "none", "selective, T x T", "full"));
-    for (int64_t seq = std::min<int64_t>(1024, shape.seq);
-         seq <= std::max<int64_t>(shape.seq, 16384); seq *= 2) {
-        std::string line = fmt::format("  {:>6}", seq);
-        for (auto [recompute, attention] : {std::pair{Recompute::none, AttentionKind::naive},
-                                            {Recompute::none, AttentionKind::flash},
-                                            {Recompute::selective, AttentionKind::naive},
-                                            {Recompute::full, AttentionKind::flash}}) {
-            StepShape s = shape;
-            s.seq = seq;
-            s.model.recompute = recompute;
-            s.model.attention = attention;
-            const MemoryEstimate e = estimate_memory(s);
-            line += fmt::format("  {:>10} {:>10}", format_bytes(double(e.peak_activations)),
-                                format_bytes(double(e.total())));
-            const char* names[] = {"none", "selective", "full"};
-            report.row({{"seq", seq},
-                        {"recompute", names[int(recompute)]},
-                        {"attention", attention == AttentionKind::naive ? "naive" : "flash"},
-                        {"peak_activation_bytes", e.peak_activations},
-                        {"total_bytes", e.total()}});
-        }
-        print(line);
-    }
-    report.finish();
-}
 
 }  // namespace ultrascale::single_gpu

@@ -1,17 +1,17 @@
-// --sync overlap: each parameter's all-reduce starts when its gradient is complete, while the
+// --sync overlap adds: each parameter's all-reduce starts when its gradient is complete, while the
 // backward goes on below it.
 //
 //     compute        | forward | backward  L8    L7    L6   ...   L1 |   | update |
 //     communication  |                 | head | L8 | L7 | L6 | ... | L1 |
 //
-// Only the communication left over after the backward of L1 delays the update. A hook is called
-// when a gradient is complete (parts.h: Hooks::gradient_complete); it queues the all-reduce on the
-// communication stream.
+// Only the communication left over after the backward of L1 delays the update: on four H200s 4 ms
+// of a step instead of 44 (README.md). A hook is called when a gradient is complete (parts.h:
+// Hooks::gradient_complete); it queues the all-reduce on the communication stream.
 #pragma once
 
 #include <vector>
 
-#include "gradient_sync.h"
+#include "1_naive.h"
 
 namespace ultrascale::data_parallel {
 
@@ -29,9 +29,6 @@ public:
         for (Work& work : under_way_) work.wait();
         under_way_.clear();
         sum_over_replica_groups(parameters_, mesh_);
-    }
-    void add_to(Prediction& prediction, DType gradients) const override {
-        add_one_all_reduce_each(prediction, gradients);
     }
 
 private:

@@ -16,10 +16,12 @@
 #include <functional>
 #include <vector>
 
+#include "../4_accumulation.h"
 #include "lab/measure/measure.h"
 #include "lab/report/median_seconds.h"
 #include "pictures.h"
 #include "syncs.h"
+#include "train/run.h"
 
 namespace ultrascale::data_parallel {
 
@@ -30,23 +32,26 @@ struct SyncCost {
     int64_t calls;
 };
 
-using SyncStep = std::function<void(Step&, Llama&, Updater&, GradientSync&)>;
+// main.cpp's train_step().
+using SyncStep =
+    std::function<void(Step&, Llama&, Updater&, GradientSync&, Accumulation&, const Communicator&)>;
 
 inline SyncCost cost_of(GradientSync& sync, Llama& model, Updater& optimizer,
-                        const DataLoader& loader, const Options& options,
+                        const DataLoader& loader, const Options& options, const Communicator& alone,
                         const SyncStep& train_step) {
     const Communicator& ranks = Communicator::world();
+    Accumulation gradients(model.parameters(), sync);
     const DataSlice slice{options.micro_batch, ranks.size(), ranks.rank()};
     trace_record(true);
-    const Measured m = measure(loader, slice, slice.micro_batch * slice.count, options.steps,
-                               [&](Step& step) { train_step(step, model, optimizer, sync); });
+    const Measured m =
+        measure(loader, slice, slice.micro_batch * slice.count, options.steps,
+                [&](Step& step) { train_step(step, model, optimizer, sync, gradients, alone); });
     trace_record(false);
     SyncCost cost{.step_seconds = m.step_seconds,
                   .communication_seconds = m.communication_seconds,
                   .exposed_seconds = m.exposed_seconds,
                   .sent_bytes = m.sent_bytes};
     for (size_t k = 0; k < collective_kinds; ++k) cost.calls += m.counts[k].calls / m.steps;
-    cost.calls -= 1;  // without the loss's
     std::vector<double> backwards;
     for (const Span& span : trace_spans()) {
         if (span.name == "backward" && span.lane == "phase")
@@ -64,6 +69,9 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, Updater& optimizer,
 inline bool compare_syncs(const Options& options, SyncOptions sync, const StepShape& shape,
                           bool nodes_pretended, const SyncStep& train_step) {
     const Communicator& ranks = Communicator::world();
+    // What is measured is the communication of gradients, so each rank keeps its part of the loss.
+    const Communicator loss_ranks = ranks.split(ranks.rank(), 0, "alone");
+    slow_down(options);
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
     Llama model(shape.config, shape.model);
@@ -85,7 +93,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     Timelines timelines;
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
     NoSync none(parameters, mesh);
-    const SyncCost alone = cost_of(none, model, optimizer, loader, options, train_step);
+    const SyncCost alone = cost_of(none, model, optimizer, loader, options, loss_ranks, train_step);
     SyncCost naive{};
     const auto row = [&](const std::string& name, const SyncCost& cost) {
         const bool talks = cost.calls > 0;
@@ -115,7 +123,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
                              RingDirections directions = RingDirections::one) {
         sync.kind = kind, sync.ring_directions = directions;
         const SyncCost cost = cost_of(*make_sync(sync, parameters, mesh, options.grad_dtype()),
-                                      model, optimizer, loader, options, train_step);
+                                      model, optimizer, loader, options, loss_ranks, train_step);
         if (kind == SyncKind::naive) naive = cost;
         row(name, cost);
         if (draws(options.svg) && n > 1 && kind <= SyncKind::bucket)

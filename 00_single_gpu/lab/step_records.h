@@ -1,8 +1,8 @@
 // What the report wants to know of the steps, seen from outside: training does not need it.
 #pragma once
 
-#include "batch_size.h"
-#include "fresh_gradients.h"
+#include "../2_fresh_gradients.h"
+#include "../3_batch_size.h"
 #include "memory_anatomy.h"
 #include "train/gradients.h"
 #include "train/step.h"
@@ -36,7 +36,7 @@ public:
     }
 
     NoiseScale noise;
-    SavedByName kept;
+    KeptByForward kept;
     StepTimeline timeline;
 
 private:

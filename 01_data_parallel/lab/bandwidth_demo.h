@@ -27,8 +27,8 @@
 #include <string>
 #include <vector>
 
+#include "../6_ring_all_reduce.h"
 #include "call_times.h"
-#include "ring_all_reduce.h"
 #include "train/run.h"
 
 namespace ultrascale::data_parallel {

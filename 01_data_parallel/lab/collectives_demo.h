@@ -12,8 +12,8 @@
 //   reduce-scatter    (a0 a1 a2 a3 and so on)      ->  S0  S1  S2  S3
 //   all-to-all        rank r's slices r0 r1 r2 r3  ->  0r 1r 2r 3r: the transpose of who holds what
 //
-// Then the two rings step by step (ring_reduce.h, ring_all_reduce.h), and a barrier. Every result
-// is compared with the expected one.
+// Then the two rings step by step (5_ring_reduce.h, 6_ring_all_reduce.h), and a barrier. Every
+// result is compared with the expected one.
 #pragma once
 
 #include <fmt/format.h>
@@ -25,9 +25,9 @@
 #include <tuple>
 #include <vector>
 
+#include "../5_ring_reduce.h"
+#include "../6_ring_all_reduce.h"
 #include "collective_example.h"
-#include "ring_all_reduce.h"
-#include "ring_reduce.h"
 
 namespace ultrascale::data_parallel {
 

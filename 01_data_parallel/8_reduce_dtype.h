@@ -1,5 +1,6 @@
-// --reduce-dtype: gradients travel in another dtype than the one they are kept in. With bf16 a
-// bucket's all-reduce sends half of what fp32 would.
+// --reduce-dtype adds: a bucket's gradients travel in another dtype than the one they are kept in.
+// With bf16 an all-reduce sends half of what fp32 would: 59 ms a step instead of 98, for a model of
+// 1.7 B parameters on two H200s (MEASURED.md).
 //
 //     rank 0   fp32 gradients of a bucket --round--> bf16 --.               .--> bf16 --> fp32
 //     rank 1   fp32 gradients of a bucket --round--> bf16 --+-- all-reduce -+--> bf16 --> fp32
@@ -16,8 +17,7 @@
 // https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 #pragma once
 
-#include "bucket.h"
-#include "lab/verify/verify.h"
+#include "3_buckets.h"
 
 namespace ultrascale::data_parallel {
 
@@ -27,15 +27,7 @@ public:
     ReduceDtypeSync(ParameterList& parameters, const Mesh& mesh, int64_t full, DType wire)
         : BucketSync(parameters, mesh, full), dtype_(wire), wires_(buckets_.size()) {}
 
-    // What travels is held besides the gradients from a bucket's start to finish(), so at last
-    // there is one such tensor for each bucket.
-    void add_to(Prediction& prediction, DType) const override {
-        BucketSync::add_to(prediction, dtype_);
-        for (const Bucket& bucket : buckets_)
-            if (bucket.group.size() > 1)
-                prediction.memory.peak_communication +=
-                    bucket.elements.size() * dtype_bytes(dtype_);
-    }
+    DType wire() const { return dtype_; }
 
 protected:
     void start(Bucket& bucket, const Tensor& gradients) override {
@@ -56,16 +48,5 @@ private:
     DType dtype_;
     std::vector<Tensor> wires_;  // of each bucket, while it is under way
 };
-
-// The bounds of --verify where fp32 gradients are rounded to bf16 on their way. The first loss is
-// computed before any gradient travels. The gradient's error is that of two roundings, each with a
-// relative error of about 2^-9 / sqrt(3) = 0.0011.
-inline VerifyBounds bounds_of_bf16_on_the_wire() {
-    VerifyBounds bounds = verify_bounds(DType::bf16);
-    bounds.first_loss = verify_bounds(DType::fp32).first_loss;
-    bounds.gradient = 1e-2;
-    bounds.rounding = DType::fp32;
-    return bounds;
-}
 
 }  // namespace ultrascale::data_parallel

@@ -1,9 +1,9 @@
-// --demo parameters, activations, batch and latent: the formulas of formulas.h with their terms and
-// with published models' numbers. Nothing is trained.
+// --demo parameters, activations, batch and latent: the formulas of 4_formulas.h with their terms
+// and with published models' numbers. Nothing is trained.
 #pragma once
 
-#include "batch_size.h"
-#include "formulas.h"
+#include "../4_formulas.h"
+#include "batch_ramp.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 
@@ -73,7 +73,7 @@ inline void demo_activations() {
     print("  is its forward, a third of it (added).");
 }
 
-// `text`: a ramp (batch_size.h), of sequences of `seq` tokens.
+// `text`: a ramp (batch_ramp.h), of sequences of `seq` tokens.
 inline void demo_batch(const std::string& text, int64_t micro_batch, int64_t seq) {
     const int64_t tokens = int64_t(4) << 20, samples = tokens / 4096;
     print("a batch size in four steps");

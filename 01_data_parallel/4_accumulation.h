@@ -1,0 +1,61 @@
+// When gradients are summed: once a step, or after each micro-batch (--grad-accum, --no-sync).
+//
+// A step's gradient is a sum over its micro-batches, and over the ranks. In which order they are
+// added changes nothing but rounding, so that one sum over the ranks is enough:
+//
+//     once         rank 0   m1   +m2   +m3 --.                   one all-reduce a step
+//     (no_sync)    rank 1   m1   +m2   +m3 --+--> gradient
+//
+//     after each   rank 0   m1 --.        m2 --.        m3 --.   three of the same size, and
+//                  rank 1   m1 --+--> +   m2 --+--> +   m3 --+   a second tensor for their sum
+//
+// PyTorch's DistributedDataParallel does the second unless the backwards before the last one run
+// under its no_sync(). With three micro-batches the first sends a third of the bytes.
+#pragma once
+
+#include "1_naive.h"
+#include "core/ops.h"
+
+namespace ultrascale::data_parallel {
+
+class Accumulation {
+public:
+    // every_time: after each micro-batch.
+    Accumulation(ParameterList& parameters, GradientSync& sync, bool every_time = false)
+        : parameters_(parameters), sync_(sync) {
+        const Tensor& gradients = parameters.flat_grads();
+        if (every_time)
+            sums_ = Tensor::empty(gradients.shape(), gradients.dtype(), Memory::gradient);
+    }
+
+    void begin_step(int64_t micro_batches) {
+        micro_batches_ = micro_batches, done_ = 0;
+        parameters_.begin_gradients(sums_ ? 1 : micro_batches);
+    }
+    // After each micro-batch's backward. Whatever is queued on the compute stream after the last
+    // one sees the gradients' sums over all micro-batches and ranks.
+    void end_micro_batch() {
+        const bool first = done_ == 0, last = ++done_ == micro_batches_;
+        if (!sums_) {  // the others only add to the gradients
+            if (last) wait();
+            return;
+        }
+        wait();
+        const Tensor& gradients = parameters_.flat_grads();
+        first ? ops::copy(sums_, gradients) : ops::add(sums_, gradients);
+        parameters_.begin_gradients();
+        if (last) ops::copy(gradients, sums_);
+    }
+
+private:
+    void wait() {
+        phase("wait for gradients", [&] { sync_.finish(); });
+    }
+
+    ParameterList& parameters_;
+    GradientSync& sync_;
+    int64_t micro_batches_ = 1, done_ = 0;
+    Tensor sums_;
+};
+
+}  // namespace ultrascale::data_parallel
