@@ -1,12 +1,12 @@
 // Chapter 02: ZeRO. Data parallelism in which each rank keeps only a shard of what it would
-// otherwise keep whole: optimizer states, gradients, parameters (zero.h and the file of each
+// otherwise keep whole: optimizer states, gradients, parameters (3_zero.h and the file of each
 // stage).
-#include "compare.h"
-#include "formulas_demo.h"
-#include "options.h"
-#include "predict.h"
-#include "sections.h"
-#include "stages.h"
+#include "lab/compare.h"
+#include "lab/formulas_demo.h"
+#include "lab/options.h"
+#include "lab/predict.h"
+#include "lab/sections.h"
+#include "9_stages.h"
 #include "train/run.h"
 
 using namespace ultrascale;

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "core/error.h"
-#include "flat_layout.h"
+#include "2_flat_layout.h"
 #include "lab/options/option_list.h"
 
 namespace ultrascale::zero {
 
 enum class GatherOverlap { optimizer, forward };
 
-// How numbers travel: as they are, or in fewer bits (quantised_transfer.h).
+// How numbers travel: as they are, or in fewer bits (8_narrow.h).
 enum class Sent { plain, bf16, fp8 };
 
 struct ZeroOptions {

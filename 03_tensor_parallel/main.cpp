@@ -1,16 +1,16 @@
 // Chapter 03: tensor parallelism. The ranks of a group share every layer: each rank holds a part of
-// the layer's weights and computes with it (tensor_parallel.h and the file of each part). Groups
+// the layer's weights and computes with it (8_tensor_parallel.h and the file of each part). Groups
 // train on different samples.
-#include "block_picture.h"
-#include "compare.h"
+#include "lab/block_picture.h"
+#include "lab/compare.h"
 #include "lab/measure/layer_communication.h"
-#include "linear_order.h"
-#include "options.h"
-#include "overlap_ratio.h"
-#include "predict.h"
-#include "sampling.h"
-#include "scaling.h"
-#include "sections.h"
+#include "lab/linear_order.h"
+#include "lab/options.h"
+#include "lab/overlap_ratio.h"
+#include "lab/predict.h"
+#include "lab/sampling.h"
+#include "lab/scaling.h"
+#include "lab/sections.h"
 #include "train/gradients.h"
 #include "train/run.h"
 

@@ -13,18 +13,18 @@
 
 namespace ultrascale::tensor_parallel {
 
-// How communication is hidden: not at all; by async_backward.h; by that and chunked_linear.h.
+// How communication is hidden: not at all; by 5_async_backward.h; by that and 6_chunked_linear.h.
 enum class Overlap { none, async, chunk };
 inline constexpr const char* overlap_names[] = {"none", "async", "chunk"};
 
 struct TensorOptions {
     int tp = 0;                      // ranks that share a layer; 0: all
-    bool sequence_parallel = false;  // sequence_parallel.h
+    bool sequence_parallel = false;  // 4_sequence_parallel.h
     // keep a column linear's gathered input for its weight gradient instead of gathering it again
     bool keep_gathered = false;
     Overlap overlap = Overlap::none;
     int64_t chunks = 2;                  // of Overlap::chunk
-    bool partition_checkpoints = false;  // partition_checkpoints.h
+    bool partition_checkpoints = false;  // 7_partition_checkpoints.h
     bool same_seed = true;               // every rank draws the same dropout mask for an element
 };
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "01_data_parallel/gradient_sync.h"
-#include "02_zero/predict.h"
-#include "02_zero/stages.h"
+#include "02_zero/lab/predict.h"
+#include "02_zero/9_stages.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"

@@ -10,8 +10,8 @@
 
 #include <cmath>
 
-#include "03_tensor_parallel/predict.h"
-#include "03_tensor_parallel/tensor_parallel.h"
+#include "03_tensor_parallel/lab/predict.h"
+#include "03_tensor_parallel/8_tensor_parallel.h"
 #include "core/threads.h"
 #include "train/gradients.h"
 #include "train/run.h"

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "00_single_gpu/fresh_gradients.h"
-#include "02_zero/formulas.h"
-#include "02_zero/predict.h"
+#include "02_zero/lab/formulas.h"
+#include "02_zero/lab/predict.h"
 #include "comm/comm.h"
 
 namespace ultrascale {
