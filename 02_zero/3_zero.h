@@ -29,35 +29,36 @@
 //     finish()                                            before other code reads parameters
 //
 // What each stage does in these calls; a column is a file, and "+" means: in addition to what the
-// column to its left does. [B]: with the buffers of 5_gradient_buffers.h. [M]: once a step or once a
-// micro-batch (9_every_micro_batch.h). [Z]: the code is in this file; with --offload optimizer
-// update_shards uses 7_offload.h.
+// column to its left does. [B]: with the buffers of 5_gradient_buffers.h. [Z]: the code is in this
+// file.
 //
-//                       4_zero0.h            4_zero1.h            5_zero2.h            6_zero3.h
-//     start             all is whole       optimizer sharded  + gradients        + parameters
-//     before a forward  -                  wait for gather    wait for gather    all-gather ahead
-//     before backward   -                  -                  buffer [B]         + all-gather ahead
-//     gradient_complete all-reduce         reduce-scatter     count [B]          count [B]
-//     after a forward   -                  -                  -                  free parameters
-//     after backward    -                  -                  reduce-scatter     + free parameters
-//     end_micro_batch   wait [M]           wait [M]           wait, add [B]      wait, add [B]
-//     squared_norm      of shards          of shards [Z]      of shards [Z]      of shards [Z]
-//     update            AdamW of all       update_shards [Z]  update_shards [Z]  update_shards [Z]
-//                                          and all-gather     and all-gather
-//     finish            -                  wait [Z]           wait [Z]           -
+//                       4_zero0.h       4_zero1.h          5_zero2.h          6_zero3.h
+//     start             all is whole    optimizer sharded  + gradients        + parameters
+//     before a forward  -               wait for gather    wait for gather    all-gather ahead
+//     before backward   -               -                  buffer [B]         + all-gather ahead
+//     gradient_complete all-reduce      reduce-scatter     count [B]          count [B]
+//     after a forward   -               -                  -                  free parameters
+//     after backward    -               -                  reduce-scatter     + free parameters
+//     end_micro_batch   wait            wait               wait, add [B]      wait, add [B]
+//     squared_norm      of shards       of shards [Z]      of shards [Z]      of shards [Z]
+//     update            AdamW of all    update_shards [Z]  update_shards [Z]  update_shards [Z]
+//                                       and all-gather     and all-gather
+//     finish            -               wait [Z]           wait [Z]           -
 //
-// All stages cut the model in the same way (2_flat_layout.h) and add up the gradient's norm shard by
-// shard in rank order, so on a CPU their results are the same bit by bit.
+// So all are made of four verbs: gather parameters, reduce gradients, update shards, free what is
+// whole. What is added after the stages replaces a verb: where the update is made (7_offload.h),
+// how many bits travel (8_narrow.h), when gradients are summed (9_every_micro_batch.h).
+//
+// All stages cut the model in the same way (2_flat_layout.h) and add up the gradient's norm shard
+// by shard in rank order, so on a CPU their results are the same bit by bit.
 #pragma once
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "comm/comm.h"
 #include "core/trace.h"
-#include "7_offload.h"
 #include "train/gradients.h"
 #include "train/updater.h"
 #include "zero_options.h"
@@ -81,6 +82,9 @@ public:
     void begin_micro_batch(int64_t micro_batch, bool last) override {
         first_ = micro_batch == 0, last_ = last;
     }
+    void end_micro_batch() override {
+        phase("wait for gradients", [&] { wait_for_gradients(); });
+    }
     void finish() override {
         for (Work& gather : gathers_) gather.wait();
     }
@@ -90,9 +94,10 @@ public:
     std::vector<TensorPart> states() override { return states_of(optimizers_, parameters_); }
     const FlatLayout& layout() const { return layout_; }
     const std::vector<const Unit*>& units() const { return units_; }
-    OffloadedUpdate* offloaded() { return offload_ ? &*offload_ : nullptr; }
 
 protected:
+    virtual void wait_for_gradients() = 0;  // until this micro-batch's have been summed
+
     // ---- One flat tensor of the layout: its name in the trace, its ranks, its place ------------
     // `u` is a place in layout_, not in units_: a unit has one flat tensor, or several where its
     // parameters are sharded over different ranks. In this chapter it is always one.
@@ -165,23 +170,23 @@ protected:
     }
 
     // ---- This rank's shards (stages 1 to 3) ----------------------------------------------------
-    // Creates an optimizer for each unit's shard, with its states on the device or on the host.
+    // Creates an optimizer for each unit's shard.
     TrainingState start_optimizers() {
-        if (zero_.offload) offload_.emplace(layout_, value_shards_, grad_shards_);
-        for (size_t u = 0; u < layout_.size(); ++u) {
-            const Tensor values = offload_ ? offload_->values(u) : value_shards_[u],
-                         grads = offload_ ? offload_->grads(u) : grad_shards_[u];
-            optimizers_.emplace_back(layout_.shard_items(u, ranks_of(u).rank(), values, grads),
-                                     options_.optimizer);
-        }
+        make_optimizers();
         gathers_.resize(layout_.size());
         return resume();
     }
-    // Updates the shards, one unit after the other, on the device or on the host, and calls
-    // ready(unit) after each.
-    void update_shards(double lr, const Tensor& squared_norm,
-                       const std::function<void(size_t)>& ready) {
-        if (offload_) return offload_->run(optimizers_, lr, squared_norm, ready);
+    virtual void make_optimizers() {
+        for (size_t u = 0; u < layout_.size(); ++u)
+            make_optimizer(u, value_shards_[u], grad_shards_[u]);
+    }
+    void make_optimizer(size_t u, const Tensor& values, const Tensor& grads) {
+        optimizers_.emplace_back(layout_.shard_items(u, ranks_of(u).rank(), values, grads),
+                                 options_.optimizer);
+    }
+    // Updates the shards, one unit after the other, and calls ready(unit) after each.
+    virtual void update_shards(double lr, const Tensor& squared_norm,
+                               const std::function<void(size_t)>& ready) {
         for (size_t u = 0; u < layout_.size(); ++u) {
             const TraceName name = name_of(u);
             optimizers_[u].step(lr, squared_norm);
@@ -217,7 +222,6 @@ protected:
     bool first_ = true, last_ = true;  // whether it is the step's first or last micro-batch
 
 private:
-    std::optional<OffloadedUpdate> offload_;
     std::vector<size_t> complete_;  // of each unit
 };
 

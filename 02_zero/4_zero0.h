@@ -5,7 +5,6 @@
 //     communication  |                        | all-reduce head | L8 | ... | L1 |
 #pragma once
 
-#include "9_every_micro_batch.h"
 #include "3_zero.h"
 
 namespace ultrascale::zero {
@@ -17,12 +16,11 @@ public:
     TrainingState start() override {
         values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
         grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
-        sums_.sum_of(grads_);  // registers them; --no-sync off makes a second tensor
         load_or_initialize(options_, parameters_);
         optimizers_.emplace_back(parameters_, options_.optimizer);
         return resume();
     }
-    void begin_step(int64_t micro_batches) override { sums_.begin_step(micro_batches); }
+    void begin_step(int64_t micro_batches) override { parameters_.begin_gradients(micro_batches); }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
         if (!unit_complete(parameter)) return;
@@ -31,19 +29,19 @@ public:
         under_way_.push_back(
             ranks_of(u).all_reduce(unit_slice(grads_, u), Reduce::sum, communication_stream()));
     }
-    void end_micro_batch() override {
-        sums_.check_complete(last_);
-        for (Work& work : under_way_) work.wait();
-        under_way_.clear();
-        sums_.add(first_, last_);
-        if (last_) sums_.put_in_place();
-    }
-
     void update(double lr, const Tensor& squared_norm) override {
         optimizers_.front().step(lr, squared_norm);
     }
 
     std::vector<TensorPart> gradients() override { return parameters_.parts(&Parameter::grad); }
+
+protected:
+    void wait_for_gradients() override {
+        if (last_) parameters_.check_complete();
+        for (Work& work : under_way_) work.wait();
+        under_way_.clear();
+    }
+    Tensor reduced(size_t u) const { return unit_slice(grads_, u); }  // sums over the ranks
 
 private:
     // Every rank has the whole gradient, but uses only its shards: that is less work, and gives the
@@ -60,7 +58,6 @@ private:
 
     Tensor values_, grads_;  // (all units, padded)
     std::vector<Work> under_way_;
-    MicroBatchSums sums_{parameters_, zero_.every_micro_batch};
 };
 
 }  // namespace ultrascale::zero

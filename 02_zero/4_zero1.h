@@ -1,4 +1,6 @@
-// --stage 1: the optimizer's states are sharded. A rank needs only its own shards' gradients to
+// --stage 1: the optimizer's states are sharded, as in 1_plain.h, but unit by unit. So a unit's sum
+// runs under the backward of the units below it, and what is gathered runs under the update and the
+// next forward (a step's exposed communication: see MEASURED). A rank needs only its own shards' gradients to
 // update its own shards' parameters, so a reduce-scatter replaces the all-reduce. An all-gather
 // then gives every rank all updated parameters. Together they send as many bytes as an all-reduce,
 // which is just these two, one after the other.
@@ -14,7 +16,6 @@
 //                 just before its forward
 #pragma once
 
-#include "9_every_micro_batch.h"
 #include "3_zero.h"
 
 namespace ultrascale::zero {
@@ -31,12 +32,11 @@ public:
         grads_ = allocate_flat(options_.grad_dtype(), Memory::gradient, &Parameter::grad);
         for (size_t u = 0; u < layout_.size(); ++u) {
             value_shards_.push_back(my_shard(u, unit_slice(values_, u)));
-            grad_shards_.push_back(
-                sums_.sum_of(my_shard(u, unit_slice(grads_, u)), layout_[u].name));
+            grad_shards_.push_back(my_shard(u, unit_slice(grads_, u)));
         }
         return start_optimizers();
     }
-    void begin_step(int64_t micro_batches) override { sums_.begin_step(micro_batches); }
+    void begin_step(int64_t micro_batches) override { parameters_.begin_gradients(micro_batches); }
 
     void before(const Unit& unit, Pass pass, const Context&) override {
         if (pass != Pass::forward) return;
@@ -51,11 +51,10 @@ public:
         reductions_.push_back(ranks_of(u).reduce_scatter(my_shard(u, unit), unit, Reduce::sum,
                                                          communication_stream()));
     }
-    void end_micro_batch() override {
-        sums_.check_complete(last_);
+    void wait_for_gradients() override {
+        if (last_) parameters_.check_complete();
         for (Work& work : reductions_) work.wait();
         reductions_.clear();
-        sums_.add(first_, last_);
     }
 
     void update(double lr, const Tensor& squared_norm) override {
@@ -64,10 +63,12 @@ public:
     }
     // exercise 02.1 end
 
+protected:
+    Tensor reduced(size_t u) const { return grad_shards_[u]; }  // sums over the ranks
+
 private:
     Tensor values_, grads_;  // (all units, padded)
     std::vector<Work> reductions_;
-    MicroBatchSums sums_{parameters_, zero_.every_micro_batch};
 };
 
 }  // namespace ultrascale::zero

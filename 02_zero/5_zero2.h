@@ -8,8 +8,8 @@
 //     gradients held  [L8]          [L8][L7]            [L7][L6]            and 1/n of everything
 #pragma once
 
-#include "8_narrow.h"
 #include "3_zero.h"
+#include "5_gradient_buffers.h"
 
 namespace ultrascale::zero {
 
@@ -41,27 +41,33 @@ public:
     void after(const Unit& unit, Pass, const Context&) override {
         for (size_t u : buffers_.take_complete(unit)) reduce(u);
     }
-    void end_micro_batch() override {
-        parameters_.check_complete();
-        for (size_t u : buffers_.take_rest()) reduce(u);
-        buffers_.wait(0);
-    }
-
     void update(double lr, const Tensor& squared_norm) override {
         update_shards(lr, squared_norm, [&](size_t u) { start_gather(u, values_); });
         if (zero_.gather_overlap == GatherOverlap::optimizer) finish();
     }
 
-private:
+protected:
+    void wait_for_gradients() override {
+        parameters_.check_complete();
+        for (size_t u : buffers_.take_rest()) reduce(u);
+        buffers_.wait(0);
+    }
     void reduce(size_t u) {
         const TraceName name = name_of(u);
         GradientBuffers::Reduction r = buffers_.take(u);
-        start_reduction(r, ranks_of(u), zero_.sums);
+        start_sum(r);
         buffers_.under_way(std::move(r));
     }
+    // Starts to sum a unit's gradient over its ranks, of which each receives its shard.
+    virtual void start_sum(GradientBuffers::Reduction& r) {
+        r.work = ranks_of(r.unit).reduce_scatter(r.sum, r.whole, Reduce::sum,
+                                                 communication_stream());
+    }
 
-    Tensor values_;  // (all units, padded)
     GradientBuffers buffers_;
+
+private:
+    Tensor values_;  // (all units, padded)
 };
 
 }  // namespace ultrascale::zero

@@ -28,8 +28,7 @@
 
 #include <algorithm>
 
-#include "8_narrow.h"
-#include "3_zero.h"
+#include "5_zero2.h"
 
 namespace ultrascale::zero {
 
@@ -61,12 +60,12 @@ inline size_t passes_kept_ahead(const ZeroOptions& zero, size_t units) {
     return zero.keep_gathered ? 2 * units : std::max<size_t>(1, size_t(zero.prefetch));
 }
 
-class Zero3 : public Zero {
+class Zero3 : public Zero2 {
 public:
-    using Zero::Zero;
+    using Zero2::Zero2;
 
     TrainingState start() override {
-        whole_.resize(layout_.size()), transfers_.resize(layout_.size());
+        whole_.resize(layout_.size());
         for (size_t u = 0; u < layout_.size(); ++u) {
             value_shards_.push_back(
                 Tensor::zeros({layout_[u].shard}, options_.dtype, Memory::parameter));
@@ -76,11 +75,6 @@ public:
         grad_shards_ = buffers_.allocate_shards(layout_, options_.grad_dtype());
         return start_optimizers();
     }
-    void begin_step(int64_t) override {
-        parameters_.begin_gradients();  // complete after every micro-batch, not after the last one
-        buffers_.begin_step();
-    }
-
     void before(const Unit& unit, Pass pass, const Context& context) override {
         if (pass != Pass::backward_weight) {  // that pass reads no parameters
             // exercise 02.2 begin: gather this pass' and those ahead; wait for this one's
@@ -95,11 +89,8 @@ public:
         }
         buffers_.make_room(unit, pass);
     }
-    void gradient_complete(Parameter& parameter, const Context&) override {
-        buffers_.complete(parameter);
-    }
     void after(const Unit& unit, Pass pass, const Context& context) override {
-        for (size_t u : buffers_.take_complete(unit)) reduce(u);
+        Zero2::after(unit, pass, context);
         if (pass == Pass::backward_weight) return;
         if (zero_.keep_gathered && !last_) return;
         const size_t now = pass_of(unit, pass);
@@ -111,64 +102,36 @@ public:
             if (std::ranges::find(kept, u) == kept.end()) release(u);
         // exercise 02.3 end
     }
-    void end_micro_batch() override {
-        parameters_.check_complete();
-        for (size_t u : buffers_.take_rest()) reduce(u);
-        buffers_.wait(0);
-        // The update will change them. (Some are left if passes came in another order: a pipeline.)
-        for (size_t u = 0; last_ && u < layout_.size(); ++u) release(u);
-    }
-
     void update(double lr, const Tensor& squared_norm) override {
         update_shards(lr, squared_norm, [](size_t) {});  // the next forward gathers what it needs
     }
 
     std::vector<TensorPart> values() override { return shard_parts(value_shards_); }
 
-private:
-    void gather(size_t u) {
-        if (whole_[u] || transfers_[u]) return;
-        const TraceName name = name_of(u);
-        const Communicator& ranks = ranks_of(u);
-        if (sent_among(zero_.gathers, ranks.size()) == Sent::plain) {
-            allocate(u);
-            gathers_[u] = ranks.all_gather(whole_[u], value_shards_[u], communication_stream());
-        } else {
-            transfers_[u] = QuantisedTransfer(zero_.gathers, layout_[u].padded, ranks.size(),
-                                              ranks.symmetric_memory());
-            transfers_[u].put(ranks.rank(), value_shards_[u]);
-            transfers_[u].gather(ranks, communication_stream());
-        }
+protected:
+    void wait_for_gradients() override {
+        Zero2::wait_for_gradients();
+        // The update will change them. (Some are left if passes came in another order: a pipeline.)
+        for (size_t u = 0; last_ && u < layout_.size(); ++u) release(u);
     }
-    // Waits for what has been gathered; what came in fewer bits becomes the parameters.
-    void arrive(size_t u) {
-        gathers_[u].wait();
-        if (!transfers_[u]) return;
+
+    // Starts to gather a flat tensor's parameters, unless they are there or on their way.
+    virtual void gather(size_t u) {
+        if (whole_[u]) return;
         const TraceName name = name_of(u);
-        transfers_[u].wait();
         allocate(u);
-        for (int r = 0; r < ranks_of(u).size(); ++r) {
-            const Range shard = layout_.shard_of(u, r);
-            transfers_[u].get(whole_[u].slice(shard.begin, shard.end), r);
-        }
-        transfers_[u] = {};
+        gathers_[u] = ranks_of(u).all_gather(whole_[u], value_shards_[u], communication_stream());
     }
-    void allocate(size_t u) {
-        whole_[u] = Tensor::empty({layout_[u].padded}, options_.dtype, Memory::communication,
-                                  ranks_of(u).symmetric_memory());
-    }
-    void release(size_t u) {
-        if (transfers_[u]) transfers_[u].wait(), transfers_[u] = {};
+    virtual void arrive(size_t u) { gathers_[u].wait(); }
+    virtual void release(size_t u) {
         if (!whole_[u]) return;
         gathers_[u].wait();  // it holds the tensor if no pass came that reads it (a pipeline)
         layout_.bind(u, {}, &Parameter::value);
         whole_[u] = {};  // drops the last reference to the storage
     }
-    void reduce(size_t u) {
-        const TraceName name = name_of(u);
-        GradientBuffers::Reduction r = buffers_.take(u);
-        start_reduction(r, ranks_of(u), zero_.sums);
-        buffers_.under_way(std::move(r));
+    void allocate(size_t u) {
+        whole_[u] = Tensor::empty({layout_[u].padded}, options_.dtype, Memory::communication,
+                                  ranks_of(u).symmetric_memory());
     }
     // The number of a pass within its micro-batch, and what passes need.
     size_t pass_of(const Unit& unit, Pass pass) const {
@@ -180,8 +143,6 @@ private:
     }
 
     std::vector<Tensor> whole_;  // of each unit in use: its whole parameters (padded)
-    std::vector<QuantisedTransfer> transfers_;  // of each unit on its way in fewer bits
-    GradientBuffers buffers_;
 };
 
 }  // namespace ultrascale::zero

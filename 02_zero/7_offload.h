@@ -18,11 +18,10 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <optional>
 
 #include "core/stream.h"
-#include "core/trace.h"
-#include "2_flat_layout.h"
-#include "model/optimizer.h"
+#include "3_zero.h"
 #include "train/step.h"
 
 namespace ultrascale::zero {
@@ -131,6 +130,28 @@ private:
     Part fetched_, updated_, sent_;
     double seconds_ = 0;  // of whole updates
     int64_t steps_ = 0;   // since the start
+};
+
+// The stages whose update is on the host.
+struct OnHost {
+    std::optional<OffloadedUpdate> update;
+};
+// Stage: Zero1, Zero2 or Zero3, which updates its shards in this way.
+template <class Stage>
+class Offloaded : public Stage, public OnHost {
+public:
+    using Stage::Stage;
+
+protected:
+    void make_optimizers() override {
+        update.emplace(this->layout_, this->value_shards_, this->grad_shards_);
+        for (size_t u = 0; u < this->layout_.size(); ++u)
+            this->make_optimizer(u, update->values(u), update->grads(u));
+    }
+    void update_shards(double lr, const Tensor& squared_norm,
+                       const std::function<void(size_t)>& ready) override {
+        update->run(this->optimizers_, lr, squared_norm, ready);
+    }
 };
 
 }  // namespace ultrascale::zero

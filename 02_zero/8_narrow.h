@@ -23,8 +23,7 @@
 #include "comm/comm.h"
 #include "core/ops.h"
 #include "core/ops_fp8.h"
-#include "5_gradient_buffers.h"
-#include "zero_options.h"
+#include "6_zero3.h"
 
 namespace ultrascale::zero {
 
@@ -117,5 +116,60 @@ inline void start_reduction(GradientBuffers::Reduction& r, const Communicator& r
         if (!fp32) ops::copy(sum, all);
     };
 }
+
+// --reduce-dtype. Stage: Zero2 or Zero3.
+template <class Stage>
+class NarrowSums : public Stage {
+public:
+    using Stage::Stage;
+
+protected:
+    void start_sum(GradientBuffers::Reduction& r) override {
+        start_reduction(r, this->ranks_of(r.unit), this->zero_.sums);
+    }
+};
+
+// --gather-dtype, and --reduce-dtype with it.
+class NarrowGathers : public NarrowSums<Zero3> {
+public:
+    using NarrowSums<Zero3>::NarrowSums;
+
+    TrainingState start() override {
+        transfers_.resize(layout_.size());
+        return Zero3::start();
+    }
+
+protected:
+    void gather(size_t u) override {
+        const Communicator& ranks = ranks_of(u);
+        if (sent_among(zero_.gathers, ranks.size()) == Sent::plain) return Zero3::gather(u);
+        if (whole_[u] || transfers_[u]) return;
+        const TraceName name = name_of(u);
+        transfers_[u] = QuantisedTransfer(zero_.gathers, layout_[u].padded, ranks.size(),
+                                          ranks.symmetric_memory());
+        transfers_[u].put(ranks.rank(), value_shards_[u]);
+        transfers_[u].gather(ranks, communication_stream());
+    }
+    // What has come becomes the parameters.
+    void arrive(size_t u) override {
+        Zero3::arrive(u);
+        if (!transfers_[u]) return;
+        const TraceName name = name_of(u);
+        transfers_[u].wait();
+        allocate(u);
+        for (int r = 0; r < ranks_of(u).size(); ++r) {
+            const Range shard = layout_.shard_of(u, r);
+            transfers_[u].get(whole_[u].slice(shard.begin, shard.end), r);
+        }
+        transfers_[u] = {};
+    }
+    void release(size_t u) override {
+        if (transfers_[u]) transfers_[u].wait(), transfers_[u] = {};
+        Zero3::release(u);
+    }
+
+private:
+    std::vector<QuantisedTransfer> transfers_;  // of each unit on its way
+};
 
 }  // namespace ultrascale::zero

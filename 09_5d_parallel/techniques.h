@@ -1,7 +1,7 @@
 // What the program's options choose, in the terms of the chapters.
 #pragma once
 
-#include "02_zero/3_zero.h"
+#include "02_zero/zero_options.h"
 #include "03_tensor_parallel/3_attention_heads.h"
 #include "03_tensor_parallel/tensor_options.h"
 #include "04_context_parallel/context_options.h"

@@ -26,7 +26,13 @@ inline std::vector<Variant> variants_of(const ZeroOptions& given) {
         plain.stage = stage, plain.offload = offload, plain.keep_gathered = keep, plain.cut = cut;
         variants.push_back({fmt::format("{}{}", stage, what), plain});
     };
-    for (int stage = 0; stage <= 3; ++stage) add(stage, "", false, false, Cut::unit);
+    for (int stage = 0; stage <= 3; ++stage) {
+        if (stage == 1 && !given.every_micro_batch) {
+            add(1, " plain", false, false, Cut::unit);
+            variants.back().zero.plain = true;
+        }
+        add(stage, "", false, false, Cut::unit);
+    }
     if (given.keep_gathered) add(3, " kept", false, true, Cut::unit);
     if (given.cut == Cut::model) add(3, " one", false, false, Cut::model);
     for (int stage = 1; given.offload && stage <= 3; ++stage)
@@ -38,7 +44,7 @@ inline std::vector<Variant> variants_of(const ZeroOptions& given) {
 // communication differs from its prediction.
 inline bool compare_stages(const Options& options, const ZeroOptions& zero_options,
                            const StepShape& shape,
-                           const std::function<void(Step&, Llama&, Zero&)>& train_step) {
+                           const std::function<void(Step&, Llama&, Updater&)>& train_step) {
     const Communicator& ranks = Communicator::world();
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
     const int64_t B = options.micro_batch, N = ranks.size(), A = options.grad_accum;
@@ -51,10 +57,9 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
     const std::vector<Variant> variants = variants_of(zero_options);
     {  // the first variant needs most memory
         const ZeroOptions& stage0 = variants.front().zero;
-        Llama model(shape.config, shape.model);
-        const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, stage0);
+        const Llama model(shape.config, shape.model);
         check_fits(
-            predict(zero->layout(), zero->units(), stage0, shape, A, mesh).memory, memory_limit(),
+            predict(model, stage0, shape, A, mesh).memory, memory_limit(),
             "--compare runs stage 0, too; a smaller --micro-batch or --recompute full needs less");
     }
     print(fmt::format(
@@ -71,14 +76,13 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
     bool ok = true;
     for (const auto& [name, zero_options] : variants) {
         Llama model(shape.config, shape.model);
-        const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
+        const std::unique_ptr<Updater> zero = make_zero(model, mesh, options, zero_options);
         zero->start();
         const Measured m = measure(
             loader, slice, sequences, options.steps,
             [&](Step& step) { train_step(step, model, *zero); }, [&] { zero->finish(); });
 
-        const Prediction predicted =
-            predict(zero->layout(), zero->units(), zero_options, shape, A, mesh);
+        const Prediction predicted = predict(model, zero_options, shape, A, mesh);
         const MemoryEstimate& want = predicted.memory;
         const MemoryByCategory held = memory_now();
         const int64_t gathered = memory_peak_by_category()[int(Memory::communication)];
@@ -107,6 +111,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
                                     m.step_seconds * 1e3, m.communication_seconds * 1e3,
                                     m.exposed_seconds * 1e3));
         report.row({{"stage", zero_options.stage},
+                    {"plain", zero_options.plain},
                     {"offload", zero_options.offload},
                     {"keep_gathered", zero_options.keep_gathered},
                     {"cut", zero_options.cut == Cut::model ? "model" : "unit"},

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lab/options/cli.h"
-#include "../3_zero.h"
+#include "shared_options.h"
 
 namespace ultrascale::zero {
 
@@ -20,6 +20,12 @@ struct Chapter {
             .between(0, 3)
             .only_if([this] { return !compare; }, "--compare takes each stage in turn")
             .show_default();
+        options
+            .flag("--plain", zero.plain,
+                  "With --stage 1: the idea alone, all gradients summed after the last backward "
+                  "and all parameters gathered after the update; nothing overlaps")
+            .only_if([this] { return zero.stage == 1; }, "it is for stage 1")
+            .only_if([this] { return !compare; }, "--compare has a row for it");
         ultrascale::zero::add_options(options, zero, compare);
         options
             .choice("--cut", zero.cut, {{"unit", Cut::unit}, {"model", Cut::model}},
@@ -39,7 +45,8 @@ struct Chapter {
             .only_if([&shared] { return shared.grad_accum > 1; },
                      "it needs --grad-accum 2 or more; a step has only one micro-batch")
             .only_if([this] { return compare || zero.stage <= 1; },
-                     "stages 2 and 3 communicate after each micro-batch anyway");
+                     "stages 2 and 3 communicate after each micro-batch anyway")
+            .only_if([this] { return compare || !zero.plain; }, "--plain communicates once a step");
         options
             .flag("--compare", compare,
                   "Train with each stage in turn and print one table; with --offload optimizer, "
@@ -75,6 +82,8 @@ struct Chapter {
         if (zero.offload && zero.stage == 0 && !compare)
             user_error(
                 "--offload optimizer: stage 0 has no shards to offload; use --stage 1, 2 or 3");
+        if (zero.offload && zero.plain)
+            user_error("--plain: its optimizer stays on the device; --stage 1 alone can offload it");
         zero.every_micro_batch = !no_sync && options.grad_accum > 1;
     }
 };

@@ -9,6 +9,7 @@
 #include "lab/report/report.h"
 #include "../9_stages.h"
 #include "train/run.h"
+#include "shared_options.h"
 #include "walk.h"
 
 namespace ultrascale::zero {
@@ -125,6 +126,14 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     return prediction;
 }
 
+inline FlatLayout layout_of(const Llama& model, const ZeroOptions& zero, const Mesh& mesh) {
+    return {units_of(model), mesh, zero.plain ? Cut::model : zero.cut};
+}
+inline Prediction predict(const Llama& model, const ZeroOptions& zero, const StepShape& shape,
+                          int64_t A, const Mesh& mesh) {
+    return predict(layout_of(model, zero, mesh), units_of(model), zero, shape, A, mesh);
+}
+
 // How far the first step may be from plain training's: further than `bounds`, if numbers travel in
 // fewer bits, by about twice what was measured (MEASURED.md).
 inline VerifyBounds bounds_of(const ZeroOptions& zero, VerifyBounds bounds) {
@@ -149,6 +158,7 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
     const auto add = [&](bool given, const char* words) {
         if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
     };
+    add(zero.plain, "all at once, and nothing overlaps");
     add(zero.keep_gathered, "parameters are gathered once a step");
     add(zero.gathers == Sent::fp8, "parameters are gathered in fp8");
     add(zero.sums != Sent::plain,
@@ -161,19 +171,17 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
                        format_count(ranks, "rank"), more);
 }
 
-// --estimate: nothing is allocated, since a stage allocates parameters only in start().
+// --estimate: nothing is allocated.
 inline void print_estimate(const Options& options, const ZeroOptions& zero_options,
                            const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
     const Mesh mesh(ranks, {{"dp", ranks.size()}});
     Llama model(shape.config, shape.model);
-    const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, zero_options);
     Report report("02_zero", options, shape, 0);
     report.configuration(sequences_of_step(options, ranks.size()), "");
     report.technique("ZeRO", describe(zero_options, ranks.size()), {{"dp", ranks.size()}});
-    report.estimate(
-        predict(zero->layout(), zero->units(), zero_options, shape, options.grad_accum, mesh), 1,
-        what_needs_less(options, zero_options));
+    report.estimate(predict(model, zero_options, shape, options.grad_accum, mesh), 1,
+                    what_needs_less(options, zero_options));
     report.finish();
 }
 

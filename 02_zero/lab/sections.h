@@ -4,9 +4,10 @@
 
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
+#include "predict.h"
+#include "train/run.h"
 #include "../7_offload.h"
 #include "../7_offload_activations.h"
-#include "../3_zero.h"
 
 namespace ultrascale::zero {
 
@@ -57,9 +58,11 @@ inline bool print_constancy(Report& report, const Occupancy& early, int64_t step
     return as_predicted_everywhere(constant);
 }
 
-// Prints how long the parts of an update on the host take, on rank 0.
-inline void print_offload(Report& report, OffloadedUpdate& update) {
-    const OffloadedUpdate::Times times = update.times();
+// Prints how long the parts of an update on the host take, on rank 0, if it is there.
+inline void print_offload(Report& report, Updater& updater) {
+    auto* const on_host = dynamic_cast<OnHost*>(&updater);
+    if (!on_host) return;
+    const OffloadedUpdate::Times times = on_host->update->times();
     print("\noffloaded update, per step       bytes    time ms       GB/s");
     const auto row = [&](const char* name, const OffloadedUpdate::Part& part) {
         print(fmt::format("  {:<24} {:>12} {:>10.2f} {:>10.1f}", name,
@@ -92,6 +95,34 @@ inline bool print_activations_on_host(Report& report, const ActivationsOnHost& i
     row("to the device", inputs.bytes_to_device());
     report.value("offload", "inputs_bytes", double(inputs.bytes_to_host()) / double(steps));
     return as_predicted_everywhere(same);
+}
+
+// What a run trains, and its description in the header.
+inline TrainingSetup setup(Llama& model, Updater& updater, const Options& options,
+                           const ZeroOptions& zero) {
+    const int ranks = Communicator::world().size();
+    TrainingSetup what = training_setup(model, updater);
+    what.label = "ZeRO", what.technique = describe(zero, ranks);
+    what.layout = {{"dp", ranks}};
+    what.not_equal = why_not_equal(zero);
+    what.bounds = bounds_of(zero, verify_bounds(options.dtype));
+    return what;
+}
+
+// All of the report but verification. Returns false if something differs from its prediction.
+inline bool print_sections(Report& report, const Run& run, const Prediction& predicted,
+                           const Options& options, const StepShape& shape, const ZeroOptions& zero,
+                           const Occupancy& early, Updater& updater,
+                           const std::optional<ActivationsOnHost>& inputs) {
+    bool ok = report.memory(predicted);
+    if (report.full()) print_formula(zero, shape, Communicator::world().size());
+    if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
+    ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
+    print_offload(report, updater);
+    const int64_t copied = options.steps * options.grad_accum * kept_on_host(shape);
+    if (inputs) ok = print_activations_on_host(report, *inputs, copied, options.steps) && ok;
+    report.throughput(predicted);
+    return ok;
 }
 
 }  // namespace ultrascale::zero

@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-#include "../6_zero3.h"
+#include "../8_narrow.h"
 
 namespace ultrascale::zero {
 

@@ -107,18 +107,11 @@ Checks train_data_parallel(Arguments... arguments) {
     return train(options, model, technique);
 }
 
-template <class Stage>
-Checks train_zero(ZeroOptions zero_options) {
-    use_threads(ranks_on_this_node());
-    const Options options = options_of_runs();
-    Llama model(config, shape.model);
-    const Mesh mesh(world(), {{"dp", world().size()}});
-    std::vector<const Unit*> units;
-    for (const Unit& unit : model.units()) units.push_back(&unit);
-    Stage zero(model.parameters(), units, mesh, options, zero_options);
+inline Checks train_zero(Updater& zero, Llama& model, const Mesh& mesh, const Options& options,
+                         const ZeroOptions& zero_options) {
     zero.start();
     Technique technique{.hooks = &zero,
-                        .predicted = predict(zero.layout(), units, zero_options, shape, A, mesh)};
+                        .predicted = predict(model, zero_options, shape, A, mesh)};
     technique.begin_step = [&] { zero.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };
@@ -129,6 +122,25 @@ Checks train_zero(ZeroOptions zero_options) {
     technique.gradients = [&] { return zero.gradients(); };
     technique.values = [&] { return zero.values(); };
     return train(options, model, technique);
+}
+
+template <class Stage>
+Checks train_zero(ZeroOptions zero_options) {
+    use_threads(ranks_on_this_node());
+    const Options options = options_of_runs();
+    Llama model(config, shape.model);
+    const Mesh mesh(world(), {{"dp", world().size()}});
+    Stage zero(model.parameters(), units_of(model), mesh, options, zero_options);
+    return train_zero(zero, model, mesh, options, zero_options);
+}
+template <class Plain>
+Checks train_plain_zero() {
+    use_threads(ranks_on_this_node());
+    const Options options = options_of_runs();
+    Llama model(config, shape.model);
+    const Mesh mesh(world(), {{"dp", world().size()}});
+    Plain zero(model.parameters(), world(), options);
+    return train_zero(zero, model, mesh, options, {.plain = true});
 }
 
 }  // namespace ultrascale

@@ -101,11 +101,8 @@ TEST(ZeroFormulas, AreWhatEachStagePredicts) {
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size()}});
     for (int stage = 0; stage <= 3; ++stage) {
-        const Options options;
-        Llama model(shape.config, shape.model);
-        const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, {.stage = stage});
-        const MemoryEstimate m =
-            predict(zero->layout(), zero->units(), {.stage = stage}, shape, 1, mesh).memory;
+        const Llama model(shape.config, shape.model);
+        const MemoryEstimate m = predict(model, {.stage = stage}, shape, 1, mesh).memory;
         const RankBytes b = rank_bytes(shape.config, 1, world.size(), stage);
         EXPECT_NEAR(double(m.parameters), b.parameters, 1e-3 * b.parameters);
         EXPECT_NEAR(double(m.gradients), b.gradients, 1e-3 * b.gradients);
