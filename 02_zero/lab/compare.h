@@ -27,9 +27,9 @@ inline std::vector<Variant> variants_of(const ZeroOptions& given) {
         variants.push_back({fmt::format("{}{}", stage, what), plain});
     };
     for (int stage = 0; stage <= 3; ++stage) {
-        if (stage == 1 && !given.every_micro_batch) {
-            add(1, " plain", false, false, Cut::unit);
-            variants.back().zero.plain = true;
+        if (stage == 1 && !given.every_micro_batch) {  // which 1_plain.h does not do
+            add(1, "", false, false, Cut::unit);
+            variants.back().name = "plain", variants.back().zero.plain = true;
         }
         add(stage, "", false, false, Cut::unit);
     }
@@ -126,7 +126,8 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
                     {"communication_ms", m.communication_seconds * 1e3},
                     {"exposed_ms", m.exposed_seconds * 1e3},
                     {"as_predicted", same}});
-        picture.add("stage " + name, held, gathered, m.sent_bytes, want);
+        if (!zero_options.plain)  // it holds and sends what stage 1 does
+            picture.add("stage " + name, held, gathered, m.sent_bytes, want);
     }
     print(fmt::format(
         "  x Psi: elements sent per parameter. Playbook, one micro-batch: 2, 2, 2, 3 times "
