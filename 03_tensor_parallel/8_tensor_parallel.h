@@ -19,7 +19,6 @@
 #include "7_partition_checkpoints.h"
 #include "2_row_linear.h"
 #include "4_sequence_parallel.h"
-#include "lab/shapes.h"
 #include "3_vocabulary_embedding.h"
 #include "3_vocabulary_head.h"
 
@@ -74,10 +73,9 @@ public:
         if (region)
             region_ = std::move(region);
         else if (options.sequence_parallel)
-            region_ =
-                std::make_unique<RecordedRegion<SequenceParallelRegion>>(tp_, options, *shapes_);
+            region_ = std::make_unique<SequenceParallelRegion>(tp_, options);
         else
-            region_ = std::make_unique<RecordedRegion<ParallelRegion>>(tp_, options, *shapes_);
+            region_ = std::make_unique<ParallelRegion>(tp_, options);
     }
 
     // The parts that make this rank's part of the model. They keep a pointer to this object.
@@ -121,7 +119,6 @@ public:
             factories.checkpoint = [this](const ModulePath&) {
                 return std::make_unique<PartitionedCheckpoint>(tp_);
             };
-        record_shapes(factories, config_.vocab, *shapes_);
         const uint64_t own = options_.same_seed
                                  ? 0
                                  : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
@@ -134,7 +131,6 @@ public:
     // Which tokens of a micro-batch this rank's rows of the residual stream are.
     std::vector<TokenRange> tokens(int64_t rows) const { return region_->tokens(rows); }
     const TensorOptions& options() const { return options_; }
-    const ShapeTable& shapes() const { return *shapes_; }
 
 private:
     Range share(int64_t size) const {
@@ -199,7 +195,6 @@ private:
     TensorOptions options_;
     const Communicator& tp_;
     HeadSplit heads_;
-    std::unique_ptr<ShapeTable> shapes_ = std::make_unique<ShapeTable>();
     std::unique_ptr<ParallelRegion> region_;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "02_zero/lab/shared_options.h"
+#include "03_tensor_parallel/lab/shared_options.h"
 #include "05_pipeline/schedule_options.h"
 #include "06_expert_parallel/expert_choices.h"
 #include "composition.h"

@@ -3,6 +3,7 @@
 
 #include "comm/comm.h"
 #include "lab/options/cli.h"
+#include "shared_options.h"
 #include "../8_tensor_parallel.h"
 
 namespace ultrascale::tensor_parallel {

@@ -1,11 +1,17 @@
-// The report's sections that only this chapter has: which micro-batch would fit, and whether copies
-// stayed equal; and --estimate's report.
+// What is printed of a training: its description, the report's sections that only this chapter has,
+// and --estimate's report.
 #pragma once
 
-#include "core/ops.h"
-#include "lab/report/report.h"
-#include "predict.h"
 #include "../8_tensor_parallel.h"
+#include "block_picture.h"
+#include "core/ops.h"
+#include "lab/measure/layer_communication.h"
+#include "lab/report/report.h"
+#include "overlap_ratio.h"
+#include "predict.h"
+#include "sampling.h"
+#include "shapes.h"
+#include "shared_options.h"
 #include "train/run.h"
 
 namespace ultrascale::tensor_parallel {
@@ -62,6 +68,50 @@ inline void print_estimate(const Options& options, const TensorOptions& tensor,
     report.estimate(predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank()), 1,
                     what_needs_less(shape, tensor, parameters, tp.rank(), memory_limit()));
     report.finish();
+}
+
+// What a run trains, and its description in the header. `sent` watches the layers.
+inline TrainingSetup setup(Llama& model, Updater& updater, const Options& options,
+                           const StepShape& shape, const TensorOptions& tensor, const Mesh& mesh,
+                           LayerCommunication& sent) {
+    const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
+    const int64_t tokens = shape.micro_batch * shape.seq;
+    TrainingSetup what = training_setup(model, updater);
+    what.label = "tensor", what.technique = describe(tensor, dp.size(), tokens, options.dropout);
+    what.layout = {{"tp", tensor.tp}, {"dp", dp.size()}};
+    const int64_t multiple = tensor.sequence_parallel ? tensor.tp : 1;
+    what.next_token = [&model, &tp, vocab = shape.config.vocab, multiple](const HostBatch& text) {
+        return logits_of_next(model, text, vocab, tp, multiple);
+    };
+    if (!tensor.same_seed) what.not_equal = "each rank drops other elements";
+    what.watch = {&sent};
+    return what;
+}
+
+// All of the report but verification. Returns false if something differs from its prediction.
+inline bool print_sections(Report& report, const Run& run, const Options& options,
+                           const StepShape& shape, const TensorOptions& tensor, const Mesh& mesh,
+                           const ParameterList& parameters, const ShapeTable& shapes,
+                           const LayerCommunication& sent) {
+    const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
+    const int64_t tokens = shape.micro_batch * shape.seq;
+    const Prediction predicted =
+        predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank());
+    bool ok = report.memory(predicted);
+    if (report.full()) print_layer_formula(shape, tensor, tp.rank());
+    print_largest_micro_batch(
+        report, largest_micro_batch(shape, tensor, parameters, tp.rank(), memory_limit()));
+    ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
+    if (tensor.tp > 1) sent.add_to(report);
+    ok = print_copies(report, parameters, tensor.same_seed) && ok;
+    if (report.full()) {
+        shapes.print_table(tokens, tensor.tp);
+        print_overlap_ratio(report, tp, tokens, shape.config.hidden, options.dtype);
+    }
+    report.throughput(predicted);
+    if (draws(options.svg) && tensor.tp > 1)
+        BlockPicture(shapes, sent, tensor, tokens).draw(options.svg);
+    return ok;
 }
 
 }  // namespace ultrascale::tensor_parallel

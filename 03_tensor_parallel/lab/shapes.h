@@ -12,7 +12,7 @@
 
 #include "lab/report/report.h"
 #include "model/llama.h"
-#include "../1_parallel_region.h"
+#include "../4_sequence_parallel.h"
 
 namespace ultrascale::tensor_parallel {
 
@@ -183,7 +183,15 @@ private:
     ShapeTable& shapes_;
 };
 
-// Wraps the parts that `parts` makes in these recording ones.
+// The region that the options ask for, recording.
+inline std::unique_ptr<ParallelRegion> recorded_region(const Communicator& tp,
+                                                       const TensorOptions& options,
+                                                       ShapeTable& shapes) {
+    if (options.sequence_parallel)
+        return std::make_unique<RecordedRegion<SequenceParallelRegion>>(tp, options, shapes);
+    return std::make_unique<RecordedRegion<ParallelRegion>>(tp, options, shapes);
+}
+// Wraps the parts that `factories` make in these recording ones.
 inline void record_shapes(ModuleFactories& factories, int64_t vocabulary, ShapeTable& shapes) {
     factories.linear = [&shapes, linear = factories.linear](
                            ParameterList& list, const ModuleFactories& factories,
