@@ -100,10 +100,10 @@ private:
         const int rank = parallel_.ring_rank();
         ring_ += ring_of_layer(shape_, options_, plan, rank).times(shape_.config.layers);
         const AttentionMemory m = attention_memory(shape_, options_, plan, rank);
-        memory_ = {.kept = m.kept,
-                   .forward = std::max(memory_.forward, m.forward),
-                   .backward = std::max(memory_.backward, m.backward),
-                   .communication = std::max(memory_.communication, m.communication)};
+        memory_.kept = m.kept;
+        memory_.forward = std::max(memory_.forward, m.forward);
+        memory_.backward = std::max(memory_.backward, m.backward);
+        memory_.communication = std::max(memory_.communication, m.communication);
     }
     void count_balance(const HostBatch& whole) {
         const int64_t seq = whole.length, ranks = options_.cp;

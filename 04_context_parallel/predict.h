@@ -49,9 +49,9 @@ struct AttentionBytes {
 };
 
 // What attention holds in memory besides what a device's own attention would: as activations, and
-// as communication buffers.
+// as communication buffers, of which backward needs at least as many as forward.
 struct AttentionMemory {
-    double kept = 0, forward = 0, backward = 0, communication = 0;
+    double kept = 0, forward = 0, backward = 0, communication_forward = 0, communication = 0;
 };
 inline AttentionMemory attention_memory(const StepShape& shape, const ContextOptions& o,
                                         const RingPlan& plan, int rank) {
@@ -64,6 +64,7 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
         const bool in_order = shape.micro_batch == 1 && o.layout == Layout::contiguous;
         // Keys, values and, in backward, their gradients, whole; each is put in order after it was
         // gathered, and before it is scattered.
+        m.communication_forward = n * bytes.kv * (in_order ? 1 : 1.5);
         m.communication = n * (bytes.kv + bytes.sums * (in_order ? 1 : 1.5));
         // While attention computes; or when dq, dk, dv are put together, and are all that is left.
         m.backward = std::max((half ? bytes.sums / 2 : 0) - bytes.kv, -bytes.q - 2 * bytes.lse);
@@ -82,6 +83,7 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
         // end, when the last sums are home.
         m.backward = dq - bytes.q - bytes.kv + m.kept +
                      std::max(ring.sums, (reversed ? ring.last : ring.home) + (half ? bytes.q : 0));
+        m.communication_forward = ring.communication_forward;
         m.communication = ring.communication;
     }
     if (o.ulysses_degree() > 1) {
@@ -91,6 +93,7 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
         m.forward += bytes.q + bytes.own_kv;
         m.backward += bytes.q + 2 * copies;
         const double sums = copies > 0 ? bytes.own_kv / 2 * (1 + (half ? 2 : 1)) : 0;
+        m.communication_forward = std::max(m.communication_forward, all * bytes.q);
         m.communication = std::max({m.communication, all * bytes.q, all * bytes.kv / 2 + sums});
     }
     return m;

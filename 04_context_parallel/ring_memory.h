@@ -7,7 +7,8 @@
 namespace ultrascale::context_parallel {
 
 struct RingMemory {
-    double communication = 0;  // at the peak: keys and values received, gradients arrived
+    // At the peak of each pass: keys and values received; in backward gradients that have arrived.
+    double communication_forward = 0, communication = 0;
     // As activations in backward. sums: at the peak of the hops, the gradients that are computed,
     // sent or home, with the rank's first keys and values; last: while the last hop is computed;
     // home: at the end.
@@ -35,8 +36,8 @@ inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept,
         // In forward the last ones are kept if backward starts with them.
         const int last = forward.last_hop() - (reversed ? 1 : 0);
         if (hop <= last)
-            m.communication =
-                std::max(m.communication,
+            m.communication_forward =
+                std::max(m.communication_forward,
                          kv * (foreign(forward, hop) + (hop < last ? held(forward, hop + 1) : 0)));
         const double arrived = std::max(foreign(plan, hop), held(plan, hop + 1));
         const auto received = [&](int at) {  // but a rank's own keys, if it has kept them

@@ -49,15 +49,16 @@ inline AttentionMemory attention_memory(const Composition& c, int micro_batch = 
 }
 
 // The buffers of a layer's own communication, in bytes.
-inline int64_t buffers_in_layer(const Composition& c, int micro_batch = 0) {
-    return whole_bytes(attention_memory(c, micro_batch).communication);
+inline InLayer buffers_in_layer(const Composition& c, int micro_batch = 0) {
+    const AttentionMemory m = attention_memory(c, micro_batch);
+    return {whole_bytes(m.communication_forward), whole_bytes(m.communication)};
 }
 
 // The passes of ZeRO's units in the order of this rank's actions.
 inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout) {
     const bool one_rank = c.pp().size() == 1,  // one micro-batch after the other
         alike = c.document_memory.empty();
-    const int64_t in_layer = alike ? buffers_in_layer(c) : 0;
+    const InLayer in_layer = alike ? buffers_in_layer(c) : InLayer();
     if (one_rank && alike)
         return walk_step(layout, c.units, c.techniques.zero, c.shape, c.schedule.micro_batches,
                          in_layer);
@@ -88,9 +89,9 @@ inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout) {
 inline int64_t peak_buffers(Composition& c) {
     if (c.techniques.zero.stage >= 2)
         return walk_actions(c, {c.units, c.mesh, c.techniques.zero.cut}).peak();
-    int64_t most = buffers_in_layer(c);
+    int64_t most = buffers_in_layer(c).backward;
     for (const auto& [micro_batch, memory] : c.document_memory)
-        most = std::max(most, buffers_in_layer(c, micro_batch));
+        most = std::max(most, buffers_in_layer(c, micro_batch).backward);
     return most;
 }
 
@@ -139,7 +140,7 @@ inline Prediction predict(Composition& c) {
         p.memory.parameters += buffer.tensor.bytes();
 
     // 04: buffers of the layers' own communication
-    const int64_t in_layer = buffers_in_layer(c);
+    const int64_t in_layer = buffers_in_layer(c).backward;
 
     // 01, 02: states, and their sums
     if (t.zero.stage == 0) {

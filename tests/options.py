@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes which chapter has which option, as the programs' --help says, into README.md's table and
+"""Writes which chapter has which option, as the programs' --help says, into OPTIONS.md's table and
 into the one behind "is an option of" (common/lab/options/other_chapters.inc).
 
     tests/options.py [--check] BUILD
@@ -36,7 +36,7 @@ def rows(build):
     return sorted(found.items(), key=lambda row: [c not in row[0] for c in CHAPTERS])
 
 
-def for_readme(table):
+def for_the_page(table):
     def line(first, columns):
         return f"| {first} | {' | '.join(columns)} |\n"
     return (line("option", [chapter[:2] for chapter in CHAPTERS]) +
@@ -64,9 +64,9 @@ if __name__ == "__main__":
     parser.add_argument("build", type=pathlib.Path)
     given = parser.parse_args()
     table = rows(given.build.resolve())
-    readme = ROOT / "README.md"
-    before, _, after = re.split(f"{BEGIN}|{END}", readme.read_text(encoding="utf-8"))
-    wanted = {readme: before + BEGIN + for_readme(table) + END + after,
+    page = ROOT / "OPTIONS.md"
+    before, _, after = re.split(f"{BEGIN}|{END}", page.read_text(encoding="utf-8"))
+    wanted = {page: before + BEGIN + for_the_page(table) + END + after,
               ROOT / "common/lab/options/other_chapters.inc": for_error_message(table)}
     changed = [path for path, text in wanted.items()
                if not path.exists() or path.read_text(encoding="utf-8") != text]

@@ -24,7 +24,7 @@ inline int64_t parameters_of(const FlatLayout& layout) {
 // The passes of a rank's step, one micro-batch after the other: what this chapter does.
 inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit*>& units,
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
-                          int64_t in_layer = 0) {
+                          InLayer in_layer = {}) {
     ZeroWalk walk(layout, units, zero, shape.model.dtype, shape.grad_dtype, in_layer);
     // The first micro-batch, those in between, which are alike, and the last one.
     for (const int64_t m : std::set<int64_t>{0, std::min<int64_t>(1, A - 1), A - 1}) {

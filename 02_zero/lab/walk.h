@@ -16,12 +16,16 @@
 
 namespace ultrascale::zero {
 
+// What else a layer's passes hold of communication buffers, in bytes (a technique inside the
+// layers; in this chapter none).
+struct InLayer {
+    int64_t forward = 0, backward = 0;
+};
+
 class ZeroWalk {
 public:
-    // in_layer: what else a layer's backward holds of communication buffers, in bytes (a technique
-    // inside the layers; here none).
     ZeroWalk(const FlatLayout& layout, const std::vector<const Unit*>& units,
-             const ZeroOptions& zero, DType values, DType grads, int64_t in_layer = 0)
+             const ZeroOptions& zero, DType values, DType grads, InLayer in_layer = {})
         : layout_(layout),
           units_(units),
           zero_(zero),
@@ -42,7 +46,7 @@ public:
     // Several that are in flight at once count as one.
     void begin_micro_batch(bool last, int64_t times = 1) { last_ = last, times_ = times; }
     // For the next passes, where they differ.
-    void set_in_layer(int64_t bytes) { in_layer_ = bytes; }
+    void set_in_layer(InLayer bytes) { in_layer_ = bytes; }
     void pass(const Unit& unit, Pass pass) {
         const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
         const size_t now = pass == Pass::forward ? index : 2 * units_.size() - 1 - index,
@@ -54,9 +58,10 @@ public:
             for (size_t u : flats_needed(layout_, units_, now, now, true)) arrive(u);
         if (pass != Pass::forward || unit.gradients_in_forward)
             for (size_t u : layout_.flats_of(unit)) make_room(u);
-        if ((pass == Pass::backward || pass == Pass::backward_input) &&
-            unit.name.starts_with("layers."))
-            hold(in_layer_), held_ -= in_layer_;
+        if (pass != Pass::backward_weight && unit.name.starts_with("layers.")) {
+            const int64_t bytes = pass == Pass::forward ? in_layer_.forward : in_layer_.backward;
+            hold(bytes), held_ -= bytes;
+        }
         for (const Parameter* parameter : unit.parameters)
             if (contributes(*parameter, pass)) contribute(*parameter);
         for (size_t u : layout_.flats_of(unit))
@@ -143,7 +148,7 @@ private:
     const FlatLayout& layout_;
     const std::vector<const Unit*>& units_;
     ZeroOptions zero_;
-    int64_t in_layer_;
+    InLayer in_layer_;
     int64_t value_bytes_, grad_bytes_;
     bool last_ = true;
     int64_t times_ = 1;

@@ -255,8 +255,9 @@ bool on_all_ranks(const Communicator& ranks, bool ok);
 bool all_ranks_arrive(double seconds);
 std::string rank_prefix();
 
-// How long imagined ranks' calls on a tensor of so many bytes last: of the group of this name. From
-// now on; 0 before.
+// From now on a call in a group of imagined ranks lasts as long as this function says. It is given
+// the group's name, the kind of call, the tensor's bytes and the number of ranks. Before that, such
+// calls take no time.
 using ImaginedSeconds =
     std::function<double(const std::string& group, Collective kind, double bytes, int ranks)>;
 void imagine_links(ImaginedSeconds seconds);

@@ -60,8 +60,10 @@ struct Nodes {
     bool between(int a, int b) const { return node_of(a) != node_of(b); }
     int cards_of_node() const { return cards > 0 ? cards : ranks; }
 
-    // Of a group of n ranks, `stride` apart, that is one of many which fill all nodes: an axis of a
-    // layout. Nodes are of neighbours. (A group of 3 on nodes of 8: one of them is cut.)
+    // For a group along an axis of a layout: n ranks, `stride` apart. It is one of many such groups
+    // that fill all nodes together, and neighbouring ranks share a node. The result is that of the
+    // group which the borders between nodes cut worst: of groups of 3 on nodes of 8, one leaves a
+    // rank alone on its node.
     Spread spread(int64_t n, int64_t stride) const {
         if (ranks == 0) return {double(n), double(n), 0};
         const int64_t least = std::gcd(n * stride, int64_t(ranks)) / stride;
@@ -70,8 +72,9 @@ struct Nodes {
     }
 };
 
-// The bytes of one direction over the card of a rank whose group is spread so, in a call of this
-// kind on a tensor of S bytes; not of calls with a root.
+// The bytes that cross a rank's card in one direction, in a call of this kind on a tensor of S
+// bytes by a group that is spread over nodes like this. Calls with a root are not covered: they
+// give 0.
 inline double bytes_over_card(Collective kind, double S, const Spread& group, Crossing crossing) {
     if (!group.crosses()) return 0;
     const double n = group.ranks, m = group.on_node, far = (n - m) / n * S;

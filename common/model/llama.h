@@ -157,8 +157,9 @@ public:
     void forward(Context& batch, Saved& saved);
     void backward(Context& batch, Saved& saved);
 
-    // The same for a stage. x (B, T, h), or empty if the stage begins with the embedding; returns (B, T, h), or an empty
-    // tensor if the stage ends with the head, which adds to context.loss.
+    // The same for a stage. x (B, T, h) is its input, or empty if it begins with the embedding.
+    // Returns its output (B, T, h), or an empty tensor if it ends with the head, which adds to
+    // context.loss.
     Tensor forward(Tensor x, Saved& saved, Context& context);
     // dy is empty if the stage ends with the head; returns dx, or an empty tensor if it begins with
     // the embedding.

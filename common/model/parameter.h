@@ -28,10 +28,10 @@ struct Parameter {
     float init_std = 0;  // standard deviation for Init::normal
     bool decays = true;  // AdamW's weight decay applies; not to norms
 
-    // Which ranks hold what (mesh.h reads it). Along the axes named here the ranks hold different
-    // parts of the parameter, or different parameters: "tp" for a linear, "ep" for an expert. Along
-    // all other axes they hold copies (except along "pp", where only this rank has it), and the
-    // gradient is summed over the data axes among these.
+    // Which ranks hold what (train/replica_groups.h reads it). Along the axes named here the ranks
+    // hold different parts of the parameter ("tp" for a linear), or different parameters ("ep" for
+    // an expert). Along all other axes they hold copies (except along "pp", where only this rank
+    // has it), and the gradient is summed over the data axes among these.
     std::vector<std::string> split_over = {};
     // Further groups over which the gradient is summed: "tp" for the weight of a norm that sees
     // different tokens on each rank, or a group of ranks that hold copies although they are along a
@@ -39,7 +39,8 @@ struct Parameter {
     std::vector<std::string> replica_groups = {};
     // Contributions to the gradient per micro-batch on this rank: 2 for a tied weight.
     int uses = 1;
-    // Whether such a contribution is one addition, and not several, as of a loss in chunks.
+    // Whether each of these contributions is added at once. False for a head whose loss is computed
+    // in chunks: it adds once for every chunk.
     bool added_at_once = true;
 
     Tensor value,

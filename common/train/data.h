@@ -55,7 +55,8 @@ private:
     int half_bits_ = 1;
 };
 
-// Samples before `until` are read as shorter sequences of `length` tokens, which divides theirs.
+// Each sample before sample `until` is read as several shorter sequences of `length` tokens;
+// `length` divides the length of a sample.
 struct SamplesCut {
     int64_t until, length;
 };

@@ -17,8 +17,9 @@ void sum_gradients(const ParameterList& parameters, const Mesh& mesh);
 // same order.
 void sum_over_replica_groups(const ParameterList& parameters, const Mesh& mesh);
 
-// The sum of squares of tensors of one dtype, (1) fp64 on the device; and of the gradients that
-// this rank holds, with a mesh of those that it counts (mesh.h).
+// Both return a sum of squares, (1) fp64 on the device: the first one that of tensors of one dtype,
+// the second one that of the gradients which this rank holds. With a mesh, it leaves out those that
+// another rank counts (replica_groups.h).
 Tensor sum_of_squares(const std::vector<Tensor>& tensors);
 Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh* mesh = nullptr);
 

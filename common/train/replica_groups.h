@@ -1,5 +1,6 @@
-// Which ranks hold copies of a parameter, and who of them counts it: the parameter's description
-// (model/parameter.h: split_over, replica_groups) on the ranks' grid (comm/mesh.h).
+// Which ranks hold copies of a parameter, and which of them counts it. Both follow from the
+// parameter's description (model/parameter.h: split_over, replica_groups) and from the ranks' grid
+// (comm/mesh.h).
 #pragma once
 
 #include "comm/mesh.h"
@@ -13,8 +14,8 @@ const Communicator& data_group(const Mesh& mesh, const Parameter& parameter);
 // Whether this rank includes the parameter in sums over mesh.norm_group(). Of ranks that hold
 // copies only the first one does.
 bool counts(const Mesh& mesh, const Parameter& parameter);
-// The same if the ranks of data_group() hold different shards instead of copies: then all of them
-// do.
+// The same for ZeRO, where the ranks of data_group() hold different shards instead of copies: each
+// of these ranks includes its shard.
 bool counts_shards(const Mesh& mesh, const Parameter& parameter);
 
 }  // namespace ultrascale

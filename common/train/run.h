@@ -53,7 +53,8 @@ struct TrainingSetup {
     // The laboratory's: called in every pass, and at the end of a step with its squared norm.
     std::vector<Hooks*> watch = {};
     std::function<void(const Step&, double squared_norm)> step_done = {};
-    bool imagined = false;  // other ranks are: the numbers mean nothing, and need not be finite
+    // The other ranks are only imagined (comm.h): the numbers mean nothing, and need not be finite.
+    bool imagined = false;
 };
 // For a model that one process runs from the first layer to the last.
 TrainingSetup training_setup(Llama& model, Updater& updater);
@@ -61,7 +62,7 @@ TrainingSetup training_setup(Llama& model, Updater& updater);
 class Run {
 public:
     // Opens the files; UserError if they cannot be read. `sequences_of`: the number of sequences of
-    // step 0, 1, ..., over all ranks; by default --micro-batch x --grad-accum x share.count.
+    // step 0, 1, ..., over all ranks; by default --micro-batch x --grad-accum x slice.count.
     // `cuts`: into which shorter sequences the loader cuts samples (data.h).
     Run(std::string chapter, const Options& options, const StepShape& shape, const DataSlice& slice,
         std::function<int64_t(int64_t step)> sequences_of = {}, std::vector<SamplesCut> cuts = {});

@@ -21,7 +21,7 @@ namespace ultrascale {
 
 struct TrainingState;
 
-// A training saves no weights that are not finite, so no finite checkpoint is replaced by such.
+// Weights that are not finite are never saved, so a finite checkpoint is never replaced by them.
 // (Without a step, --save copies what was loaded.)
 class Saves {
 public:

@@ -12,7 +12,8 @@
 //     step.sum_loss(mesh.group("dp"));
 //     step.finish(squared_norm);
 //
-// Both the training (run.h) and, at learning rate 0, measure() call this function.
+// A training calls its step through run.h, and --compare through measure() (lab/measure), at
+// learning rate 0.
 #pragma once
 
 #include <functional>
@@ -30,8 +31,10 @@ namespace ultrascale {
 // The value of a (1) fp64 tensor; the host waits for it.
 inline double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
 
-// The targets over which the loss is averaged: all of the step's batch; only those of this rank's
-// samples (it trains independently); or each micro-batch's own, followed by the mean of these.
+// Over which targets the loss is averaged. batch: all those of the step's batch. own_samples: those
+// of this rank's samples, for a rank that trains independently of the others. micro_batch: those of
+// each micro-batch, whose mean has the wrong weight if micro-batches ignore different numbers of
+// targets.
 enum class MeanOver { batch, own_samples, micro_batch };
 
 // The samples of this rank. `count` groups of ranks take different samples (data parallelism); the

@@ -1,5 +1,6 @@
-// What makes new weights of a step's gradients, whatever the technique: plain AdamW below, 09's
-// buckets, ZeRO's stages (02), mixed precision (08).
+// An updater computes new weights from a step's gradients. Every technique that does this in a way
+// of its own derives from Updater: ZeRO's stages (02), mixed precision (08) and the buckets of 09.
+// PlainUpdater below applies AdamW to all that a rank holds.
 #pragma once
 
 #include <functional>
@@ -22,7 +23,7 @@ public:
     virtual void begin_micro_batch(int64_t /*micro_batch*/, bool /*last*/) {}
     virtual void end_micro_batch() {}
     // The sum of squares of the whole model's gradient, each element counted once: (1) fp64 on the
-    // device. The gradient is final, which on_gradient is told.
+    // device. As the gradient is final when this is called, it also calls on_gradient.
     Tensor squared_norm();
     // New weights at this learning rate, from the gradient clipped by its norm.
     void step(double lr, const Tensor& squared_norm);
@@ -39,12 +40,13 @@ public:
 
 protected:
     virtual void update(double lr, const Tensor& squared_norm) = 0;
-    Tensor own_squared_norm();  // this rank's part, which it computes alone; tells on_gradient
+    Tensor own_squared_norm();  // this rank's part, which it computes alone; calls on_gradient
     virtual Tensor sum_squares() = 0;
     virtual const Communicator* norm_group() const { return nullptr; }  // whose parts are added
 };
 
-// AdamW on all parameters that this rank holds, as the model's description says who holds what.
+// AdamW on all parameters that this rank holds. Which ranks hold what it reads from the parameters'
+// descriptions (model/parameter.h).
 class PlainUpdater : public Updater {
 public:
     // The parameters have storage before start() is called. Without a mesh each rank has all of

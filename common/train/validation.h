@@ -28,7 +28,7 @@ struct LossSum {
 
 // The loss of `samples`, `micro_batch` at a time (the last micro-batch may be smaller). `forward`
 // adds this rank's share of the loss to context.loss, for the whole micro-batch or this rank's
-// `part` of it (step.h: Share). The shares of `loss_group`'s ranks are added up at the end.
+// `part` of it (step.h: DataSlice). The shares of `loss_group`'s ranks are added up at the end.
 // The host waits for the device once, at the end. --profile does not include these operations;
 // --trace shows one span.
 inline LossSum validation_loss(const std::function<void(Context&)>& forward,

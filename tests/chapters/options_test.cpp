@@ -105,26 +105,25 @@ std::set<std::string> options_of(const std::string& chapter) {
     return names;
 }
 
-// README.md's table of which chapter has which option, and the one behind "is an option of".
+// OPTIONS.md's table of which chapter has which option, and the one behind "is an option of".
 TEST(Options, TablesAreWhatTheProgramsSay) {
     const std::string command =
         fmt::format("python3 tests/options.py --check {} >&2", built.string());
     EXPECT_EQ(std::system(command.c_str()), 0) << "make options";
 }
 
-// The exit codes that --help lists are those of the README.
-TEST(Options, ReadmeHasTheExitCodes) {
-    std::string readme;
-    for (const char c : slurp(built / "../../README.md"))
-        readme += c == '`' ? "" : std::string(1, c);
+// The exit codes that --help lists are those of OPTIONS.md.
+TEST(Options, PageHasTheExitCodes) {
+    std::string page;
+    for (const char c : slurp(built / "../../OPTIONS.md"))
+        page += c == '`' ? "" : std::string(1, c);
     for (const char* chapter : {"00_single_gpu", "07_kernels", "09_5d_parallel"}) {
         const std::string help = run(chapter, "--help").out;
         std::istringstream lines(help.substr(std::min(help.size(), help.find("Exit codes:\n"))));
         std::string line;
         int codes = 0;
         for (std::getline(lines, line); std::getline(lines, line); ++codes)
-            EXPECT_TRUE(
-                contains(readme, fmt::format("\n| {} | {} |\n", line.at(2), line.substr(6))))
+            EXPECT_TRUE(contains(page, fmt::format("\n| {} | {} |\n", line.at(2), line.substr(6))))
                 << line;
         EXPECT_EQ(codes, 7) << chapter;
     }
