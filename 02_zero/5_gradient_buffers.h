@@ -10,10 +10,10 @@
 #include <functional>
 #include <vector>
 
+#include "2_flat_layout.h"
 #include "comm/comm.h"
 #include "core/ops.h"
 #include "core/trace.h"
-#include "2_flat_layout.h"
 
 namespace ultrascale::zero {
 
@@ -78,8 +78,7 @@ public:
         Tensor sum;    // (shard) the output: the shard itself, or a tensor to be added to it
         bool add;      // whether `sum` must still be added to the shard
         Work work;
-        std::function<void()> arrived =
-            {};  // makes the sum of what has come (8_narrow.h)
+        std::function<void()> arrived = {};  // makes the sum of what has come (8_narrow.h)
     };
     Reduction take(size_t u) {
         for (const FlatUnit::Segment& place : (*layout_)[u].places)

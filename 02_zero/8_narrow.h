@@ -1,5 +1,6 @@
 // What stages 2 and 3 send in fewer bits: --gather-dtype fp8 the weights, --reduce-dtype fp8 or
-// bf16 the gradients. What a rank keeps stays as it is: the update adds to exact shards.
+// bf16 the gradients. In fp8 a quarter of fp32's bytes travel, and the loss changes in its third
+// digit (TRADES.md). What a rank keeps stays as it is: the update adds to exact shards.
 //
 //     gather   rank r rounds its shard to e4m3, with one scale for the shard's largest magnitude;
 //              an all-gather of the numbers and one of the scales give everybody all of them. All
@@ -20,10 +21,10 @@
 #include <memory>
 #include <numeric>
 
+#include "6_zero3.h"
 #include "comm/comm.h"
 #include "core/ops.h"
 #include "core/ops_fp8.h"
-#include "6_zero3.h"
 
 namespace ultrascale::zero {
 

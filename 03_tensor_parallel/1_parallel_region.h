@@ -15,12 +15,19 @@
 // columns. Why f* does nothing: each rank's partial sum enters y with factor one, so the gradient
 // of each is dy. (Shoeybi et al. 2019, Megatron-LM; the playbook's appendix "TP backward pass".)
 //
+// A layer has two regions, so its forward makes two all-reduces of (B, T, h), its backward two:
+//
+//     attention      norm - f - q, k, v: column - this rank's heads - o: row - f* - residual
+//     feed-forward   norm - f - gate, up: column - SwiGLU - down: row ------- f* - residual
+//
 // So there are two operations. enter() is what f does in forward and what f* does in backward:
 // nothing. leave() is what f* does in forward and what f does in backward: the all-reduce. A column
 // linear calls enter() in its forward and leave() in its backward; a row linear does the reverse.
 //
 // Next: 2_column_linear.h and 2_row_linear.h. What is virtual here becomes g and g* on rung 2
-// (4_sequence_parallel.h); streams and chunks matter on rung 3 (5_async_backward.h, 6_chunked_linear.h).
+// (4_sequence_parallel.h). Streams and chunks matter on rung 3 (5_async_backward.h,
+// 6_chunked_linear.h): on rung 1 read enter(), leave() and what they call, begin_enter() and
+// begin_leave(), as if they had waited already.
 #pragma once
 
 #include <algorithm>
@@ -33,8 +40,8 @@
 
 namespace ultrascale::tensor_parallel {
 
-// The result of a communication, in one piece or in chunks, that may not have finished yet. wait()
-// waits for all of it and returns the result; wait(c) waits for chunk c only.
+// The result of a communication that may not have finished yet: wait() waits and returns it. On
+// rung 3 it may be in chunks, and wait(c) waits for chunk c only.
 struct Pending {
     Tensor result;
     Tensor partial = {};            // the input of a sum; freed by wait()
@@ -45,7 +52,6 @@ struct Pending {
         partial = {};
         return std::move(result);
     }
-    // Chunk by chunk (rung 3).
     int64_t count() const { return std::max<int64_t>(1, int64_t(chunks.size())); }
     void wait(int64_t chunk) {
         if (!chunks.empty()) chunks[size_t(chunk)].wait();
@@ -66,11 +72,6 @@ public:
     Tensor leave(Tensor partial) const {
         return begin_leave(std::move(partial), compute_stream()).wait();
     }
-    // Allocates this rank's partial sum.
-    virtual Tensor empty_partial(Shape shape, DType dtype) const {
-        return Tensor::empty(std::move(shape), dtype, Memory::activation,
-                             group_.symmetric_memory());
-    }
 
     // f forward, f* backward: nothing.
     virtual Pending begin_enter(const Tensor& x, Stream&) const { return {x}; }
@@ -80,25 +81,30 @@ public:
         sum.chunks.push_back(sum_rows(sum.result, sum.partial, stream));
         return sum;
     }
-    // begin_leave() in two steps, for callers that sum chunk by chunk (6_chunked_linear.h): allocate
-    // the result, then sum some of its rows. On rung 1 the sum overwrites the partial sum.
+    // Its two steps: where the sum will be (on rung 1 it overwrites the partial sum); and the sum,
+    // which 6_chunked_linear.h makes of some rows at a time.
     virtual Tensor empty_sum(const Tensor& partial) const { return partial; }
     virtual Work sum_rows(Tensor sum, Tensor /*partial*/, Stream& stream) const {
         return group_.size() > 1 ? group_.all_reduce(sum, Reduce::sum, stream) : Work();
     }
-
-    // Whether a linear's whole input is gathered again in backward, instead of being kept (rung 2).
-    virtual bool gathers_again() const { return false; }
-    // Into how many chunks a GEMM with so many rows is cut (rung 3).
-    int64_t chunks(int64_t rows) const { return row_chunks(options_, rows); }
+    // Allocates this rank's partial sum.
+    virtual Tensor empty_partial(Shape shape, DType dtype) const {
+        return Tensor::empty(std::move(shape), dtype, Memory::activation,
+                             group_.symmetric_memory());
+    }
     // The shape of the residual stream on this rank: (B, T, h) on rung 1, (B T / tp, h) on rung 2.
-    // tokens(): which of the micro-batch's B T tokens this rank's `rows` rows are.
     virtual Shape stream_shape(const Batch& batch, int64_t h) const {
         return {batch.sequences(), batch.length(), h};
     }
-    virtual std::vector<TokenRange> tokens(int64_t rows) const { return {{0, 0, rows}}; }
-
     const Communicator& group() const { return group_; }
+
+    // ---- What the later rungs ask ---------------------------------------------------------------
+    // Whether a linear's whole input is gathered again in backward, instead of being kept (rung 2).
+    virtual bool gathers_again() const { return false; }
+    // Which of the micro-batch's B T tokens this rank's `rows` rows of the stream are (rung 2).
+    virtual std::vector<TokenRange> tokens(int64_t rows) const { return {{0, 0, rows}}; }
+    // Into how many chunks a GEMM with so many rows is cut (rung 3).
+    int64_t chunks(int64_t rows) const { return row_chunks(options_, rows); }
 
 protected:
     const Communicator& group_;

@@ -8,12 +8,13 @@
 //     backward   dX = sum over r of dY_r W_r       f: all-reduce
 //                dW_r = dY_r^T X                   needs no communication
 //
-// Next: 2_row_linear.h. Rung 2 (4_sequence_parallel.h) gathers X first and reduce-scatters dX; rung 3
-// hides dX's sum under dW (5_async_backward.h) and X's gather under Y's GEMM (6_chunked_linear.h).
+// Next: 2_row_linear.h. Rung 2 (4_sequence_parallel.h) gathers X first and reduce-scatters dX. Rung
+// 3 hides dX's sum under dW (5_async_backward.h) and X's gather under Y's GEMM
+// (6_chunked_linear.h).
 #pragma once
 
-#include "core/trace.h"
 #include "1_parallel_region.h"
+#include "core/trace.h"
 
 namespace ultrascale::tensor_parallel {
 

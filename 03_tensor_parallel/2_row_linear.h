@@ -15,9 +15,9 @@
 // (6_chunked_linear.h).
 #pragma once
 
+#include "1_parallel_region.h"
 #include "core/ops.h"
 #include "core/trace.h"
-#include "1_parallel_region.h"
 
 namespace ultrascale::tensor_parallel {
 

@@ -10,8 +10,8 @@
 // the vocabulary's size. So there are no padding rows for the loss to leave out.
 #pragma once
 
-#include "core/ops.h"
 #include "1_parallel_region.h"
+#include "core/ops.h"
 
 namespace ultrascale::tensor_parallel {
 

@@ -12,9 +12,9 @@
 // linear; rung 2 gathers X again for dW, and 5_async_backward.h is rung 3.
 #pragma once
 
+#include "1_parallel_region.h"
 #include "core/ops.h"
 #include "kernels/ops_cross_entropy_split.h"
-#include "1_parallel_region.h"
 
 namespace ultrascale::tensor_parallel {
 

@@ -1,6 +1,7 @@
-// Rung 2, after 2_column_linear.h and 2_row_linear.h: sequence parallelism. Outside the linears each
-// rank holds the residual stream, and computes the norms and the dropout, for 1/tp of the tokens. f
-// and f* become g and g*:
+// Rung 2, after 2_column_linear.h and 2_row_linear.h: sequence parallelism. Outside the linears
+// each rank holds the residual stream, and computes the norms and the dropout, for 1/tp of the
+// tokens. It adds no bytes that are sent, and takes activations away: of 18.5 MiB 1.9 on two ranks
+// (README.md). f and f* become g and g*:
 //
 //            (N/tp, h)                 (N, h)                (N, h)                    (N/tp, h)
 //     forward    x ---- g: all-gather ------> column --> ... --> row --> g*: reduce-scatter --> y

@@ -15,8 +15,8 @@
 // was kept.
 #pragma once
 
-#include "4_sequence_parallel.h"
 #include "3_vocabulary_head.h"
+#include "4_sequence_parallel.h"
 
 namespace ultrascale::tensor_parallel {
 

@@ -14,8 +14,8 @@
 // dependent computation via decomposition".
 #pragma once
 
-#include "5_async_backward.h"
 #include "2_row_linear.h"
+#include "5_async_backward.h"
 
 namespace ultrascale::tensor_parallel {
 

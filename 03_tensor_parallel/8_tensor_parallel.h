@@ -11,16 +11,16 @@
 //     norms              whole               -            "tp" with sequence parallelism
 #pragma once
 
-#include "5_async_backward.h"
-#include "3_attention_heads.h"
-#include "6_chunked_linear.h"
-#include "comm/mesh.h"
-#include "model/llama.h"
-#include "7_partition_checkpoints.h"
 #include "2_row_linear.h"
-#include "4_sequence_parallel.h"
+#include "3_attention_heads.h"
 #include "3_vocabulary_embedding.h"
 #include "3_vocabulary_head.h"
+#include "4_sequence_parallel.h"
+#include "5_async_backward.h"
+#include "6_chunked_linear.h"
+#include "7_partition_checkpoints.h"
+#include "comm/mesh.h"
+#include "model/llama.h"
 
 namespace ultrascale::tensor_parallel {
 

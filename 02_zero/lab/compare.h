@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "../9_stages.h"
 #include "lab/measure/measure.h"
 #include "picture.h"
 #include "predict.h"
-#include "../9_stages.h"
 
 namespace ultrascale::zero {
 

@@ -83,7 +83,8 @@ struct Chapter {
             user_error(
                 "--offload optimizer: stage 0 has no shards to offload; use --stage 1, 2 or 3");
         if (zero.offload && zero.plain)
-            user_error("--plain: its optimizer stays on the device; --stage 1 alone can offload it");
+            user_error(
+                "--plain: its optimizer stays on the device; --stage 1 alone can offload it");
         zero.every_micro_batch = !no_sync && options.grad_accum > 1;
     }
 };

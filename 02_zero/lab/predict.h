@@ -5,11 +5,11 @@
 #include <ranges>
 #include <set>
 
+#include "../9_stages.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
-#include "../9_stages.h"
-#include "train/run.h"
 #include "shared_options.h"
+#include "train/run.h"
 #include "walk.h"
 
 namespace ultrascale::zero {
@@ -39,11 +39,11 @@ inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit
 
 // Adds what sharding determines: this rank's parameters, gradients and optimizer states, and the
 // communication of a step with A micro-batches, whose passes have been walked. It is exact to the
-// byte: it includes the padding of 2_flat_layout.h, for which there are no optimizer states. In units
-// of (n-1)/n Psi (Psi: the bytes of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A minus
-// what stage 3 need not gather twice; with --keep-gathered on it sends A + 1 as well, with --cut
-// model 2 A. Where gradients are summed over further groups of `mesh` (sum_over_replica_groups),
-// their shards travel.
+// byte: it includes the padding of 2_flat_layout.h, for which there are no optimizer states. In
+// units of (n-1)/n Psi (Psi: the bytes of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A
+// minus what stage 3 need not gather twice; with --keep-gathered on it sends A + 1 as well, with
+// --cut model 2 A. Where gradients are summed over further groups of `mesh`
+// (sum_over_replica_groups), their shards travel.
 inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroOptions& zero,
                    const StepShape& shape, int64_t A, const ZeroWalk& walk, const Mesh& mesh) {
     MemoryEstimate& m = prediction.memory;
@@ -64,7 +64,7 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
     m.gradients += (zero.stage >= 2 ? shard : whole) * grad_bytes;
     if (zero.every_micro_batch && zero.stage < 2)
         m.gradients += (zero.stage == 1 ? shard : whole) * grad_bytes;  // the separate sums
-    if (zero.offload)  // 7_offload.h: the states, the weights, two buffers for gradients and the norm
+    if (zero.offload)  // 7_offload.h: states, weights, two buffers for gradients, the norm
         m.host += states + shard * value_bytes + 2 * largest * grad_bytes + 8;
     else
         m.optimizer += states;
@@ -121,8 +121,9 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
-    // The gradient's norm and the loss.
-    prediction.communication.add(mesh.world(), Collective::all_reduce, 2, 16);
+    // The gradient's norm, and the loss unless one rank has all of it.
+    const int64_t sums = mesh.world().size() > 1 ? 2 : 1;
+    prediction.communication.add(mesh.world(), Collective::all_reduce, sums, sums * 8);
     return prediction;
 }
 

@@ -2,12 +2,12 @@
 // constant size, what offloaded updates took, and the copies of offloaded activations.
 #pragma once
 
+#include "../7_offload.h"
+#include "../7_offload_activations.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 #include "predict.h"
 #include "train/run.h"
-#include "../7_offload.h"
-#include "../7_offload_activations.h"
 
 namespace ultrascale::zero {
 

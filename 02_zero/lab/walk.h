@@ -1,5 +1,5 @@
 // What stages 2 and 3 hold besides their shards, and how often they communicate: a rank's passes
-// walked through as 5_zero2.h and 6_zero3.h do it, with bytes instead of tensors. So it holds for any
+// walked through as 5_zero2.h and 6_zero3.h do it, with bytes instead of tensors. It holds for any
 // order of passes: several micro-batches may be in flight, and a backward may be split (05).
 //
 //     before a pass    stage 3: + the whole parameters that it and the next passes read

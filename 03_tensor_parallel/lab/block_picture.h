@@ -7,10 +7,10 @@
 
 #include <string>
 
+#include "../tensor_options.h"
 #include "lab/measure/layer_communication.h"
 #include "lab/pictures/charts.h"
 #include "shapes.h"
-#include "../tensor_options.h"
 
 namespace ultrascale::tensor_parallel {
 

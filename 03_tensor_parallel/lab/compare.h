@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
+#include "../8_tensor_parallel.h"
 #include "lab/measure/measure.h"
 #include "predict.h"
-#include "../8_tensor_parallel.h"
 
 namespace ultrascale::tensor_parallel {
 

@@ -1,10 +1,10 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
+#include "../8_tensor_parallel.h"
 #include "comm/comm.h"
 #include "lab/options/cli.h"
 #include "shared_options.h"
-#include "../8_tensor_parallel.h"
 
 namespace ultrascale::tensor_parallel {
 

@@ -5,10 +5,10 @@
 #include <numeric>
 
 #include "../3_attention_heads.h"
+#include "../3_vocabulary_embedding.h"
+#include "../tensor_options.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
-#include "../tensor_options.h"
-#include "../3_vocabulary_embedding.h"
 
 namespace ultrascale::tensor_parallel {
 

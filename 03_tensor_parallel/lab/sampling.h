@@ -1,9 +1,9 @@
 // --sample if each rank has the logits of its part of the vocabulary only.
 #pragma once
 
+#include "../3_vocabulary_embedding.h"
 #include "core/ops.h"
 #include "train/sampling.h"
-#include "../3_vocabulary_embedding.h"
 
 namespace ultrascale::tensor_parallel {
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "../4_sequence_parallel.h"
 #include "lab/report/report.h"
 #include "model/llama.h"
-#include "../4_sequence_parallel.h"
 
 namespace ultrascale::tensor_parallel {
 

@@ -52,8 +52,8 @@ TEST(Options, WithoutEffectAreRefused) {
             {"--gather-overlap " + none, "stages 1 and 2"});
     refuses(0, "02_zero", "--stage 2 --grad-accum 2 --no-sync off",
             {"--no-sync " + none, "after each micro-batch anyway"});
-    for (const char* option : {"--stage 2", "--gather-overlap forward",
-                               "--offload optimizer", "--grad-accum 2 --no-sync off", "--compare"})
+    for (const char* option : {"--stage 2", "--gather-overlap forward", "--offload optimizer",
+                               "--grad-accum 2 --no-sync off", "--compare"})
         refuses(0, "02_zero", fmt::format("--plain {}", option), {"--plain"});
     for (const char* option : {"--keep-gathered on", "--cut model"})
         refuses(0, "02_zero", fmt::format("--stage 2 {}", option), {none, "stage 3"});

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "01_data_parallel/gradient_sync.h"
-#include "02_zero/lab/predict.h"
 #include "02_zero/9_stages.h"
+#include "02_zero/lab/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"
@@ -59,7 +59,7 @@ inline Checks train(const Options& options, Llama& model, const Technique& techn
         }
         if (step == 0) verifier.gradient(technique.gradients());
         technique.update();
-        world().all_reduce(loss);
+        if (world().size() > 1) world().all_reduce(loss);
         verifier.after_step(step, loss.to_host<double>()[0], technique.values());
     }
     return checks_of(verifier, report, technique.predicted, steps);
@@ -93,7 +93,8 @@ Checks train_data_parallel(Arguments... arguments) {
     Technique technique{.hooks = &sync,
                         .predicted = predict_one_device(shape, parameters.local_numel())};
     sync.add_to(technique.predicted, DType::fp32);
-    technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);  // the loss
+    if (world().size() > 1)  // the loss
+        technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);
     technique.begin_step = [&] { parameters.begin_gradients(A); };
     technique.begin_micro_batch = [&](int64_t) { begin_micro_batch(sync, parameters); };
     technique.end_micro_batch = [&](int64_t m) {
@@ -110,8 +111,7 @@ Checks train_data_parallel(Arguments... arguments) {
 inline Checks train_zero(Updater& zero, Llama& model, const Mesh& mesh, const Options& options,
                          const ZeroOptions& zero_options) {
     zero.start();
-    Technique technique{.hooks = &zero,
-                        .predicted = predict(model, zero_options, shape, A, mesh)};
+    Technique technique{.hooks = &zero, .predicted = predict(model, zero_options, shape, A, mesh)};
     technique.begin_step = [&] { zero.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };

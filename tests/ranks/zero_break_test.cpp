@@ -50,9 +50,7 @@ TEST(ZeroBreak, PlainUpdatesWithItsOwnGradient) {
 TEST(ZeroBreak, SumsOfMicroBatchesForgetTheFirst) {
     struct Broken : EveryMicroBatch<Zero1> {
         using EveryMicroBatch<Zero1>::EveryMicroBatch;
-        void begin_micro_batch(int64_t, bool last) override {
-            Zero1::begin_micro_batch(0, last);
-        }
+        void begin_micro_batch(int64_t, bool last) override { Zero1::begin_micro_batch(0, last); }
     };
     expect(train_zero<Broken>({.stage = 1, .every_micro_batch = true}), false, true, true);
 }

@@ -113,7 +113,7 @@ TEST(ZeroNarrow, MemoryAndCommunicationAreAsPredicted) {
           ZeroOptions{.stage = 3, .prefetch = 2, .sums = Sent::bf16},
           ZeroOptions{.stage = 3, .keep_gathered = true, .gathers = Sent::fp8}}) {
         const Checks checks = zero.gathers == Sent::plain ? train_zero<NarrowSums<Zero3>>(zero)
-                                                            : train_zero<NarrowGathers>(zero);
+                                                          : train_zero<NarrowGathers>(zero);
         EXPECT_TRUE(checks.memory);
         EXPECT_TRUE(checks.communication);
         EXPECT_EQ(checks.verified, world().size() == 1);

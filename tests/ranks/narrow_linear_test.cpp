@@ -1,7 +1,7 @@
-// A sketch of chapter 08 on what common/ has, kept as a test: a linear that multiplies in a narrow
-// format, under tensor parallelism; neither knows of the other. The format here has the precision
-// of fp32 but ends at 1, so that a tensor has to be scaled before it fits (FP8's E4M3: 448). With
-// the right scales a run is equal to one device's; with wrong ones, large elements are cut off.
+// Parts nest: a linear that multiplies in a narrow format, under tensor parallelism; neither knows
+// of the other. The format here has the precision of fp32 but ends at 1, so that a tensor has to be
+// scaled before it fits (FP8's E4M3: 448). With the right scales a run is equal to one device's;
+// with wrong ones, large elements are cut off.
 //
 // Scaling is delayed: a tensor's scale comes from its largest element (its amax) in the previous
 // step, so that it is known when this step begins. All ranks use the largest amax that any of them
@@ -10,8 +10,8 @@
 
 #include <cmath>
 
-#include "03_tensor_parallel/lab/predict.h"
 #include "03_tensor_parallel/8_tensor_parallel.h"
+#include "03_tensor_parallel/lab/predict.h"
 #include "core/threads.h"
 #include "train/gradients.h"
 #include "train/run.h"
@@ -122,7 +122,7 @@ Outcome train(TensorOptions tensor, Breaks breaks = {}) {
     parameters.allocate_grads(DType::fp32);
     PlainUpdater optimizer(parameters, options, &mesh);
     const DataSlice slice{.micro_batch = B, .count = dp.size(), .replica = dp.rank()};
-    Run run("sketch", options, shape, slice);
+    Run run("narrow linear", options, shape, slice);
     run.load(optimizer.start());
     run.start(training_setup(model, optimizer));
     while (Step* step = run.next()) {
@@ -157,7 +157,7 @@ Outcome train(TensorOptions tensor, Breaks breaks = {}) {
     return {verified, sent, on_all_ranks(world, one_amax)};
 }
 
-class SketchLinear : public testing::Test {
+class NarrowLinear : public testing::Test {
 protected:
     void SetUp() override {
         if (Communicator::world().size() % 2 != 0) GTEST_SKIP() << "pairs of ranks share a layer";
@@ -165,7 +165,7 @@ protected:
 };
 
 // In chunks a product is made in several calls, of which each sees a part of the tensor.
-TEST_F(SketchLinear, TensorParallelismKnowsNothingOfIt) {
+TEST_F(NarrowLinear, TensorParallelismKnowsNothingOfIt) {
     for (const bool sequence_parallel : {false, true})
         for (const Overlap overlap : {Overlap::none, Overlap::chunk}) {
             const Outcome outcome =
@@ -176,7 +176,7 @@ TEST_F(SketchLinear, TensorParallelismKnowsNothingOfIt) {
         }
 }
 
-TEST_F(SketchLinear, ScalesAreNeeded) {
+TEST_F(NarrowLinear, ScalesAreNeeded) {
     EXPECT_FALSE(train({}, {.never_scale = true}).verified);
     EXPECT_FALSE(train({}, {.own_amax = true}).one_amax);
 }
