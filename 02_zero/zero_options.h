@@ -1,19 +1,18 @@
 // What the chapter's options choose.
 #pragma once
 
-#include "core/error.h"
-#include "flat_layout.h"
-#include "lab/options/option_list.h"
+#include "2_flat_layout.h"
 
 namespace ultrascale::zero {
 
 enum class GatherOverlap { optimizer, forward };
 
-// How numbers travel: as they are, or in fewer bits (quantised_transfer.h).
+// How numbers travel: as they are, or in fewer bits (8_narrow.h).
 enum class Sent { plain, bf16, fp8 };
 
 struct ZeroOptions {
     int stage = 1;
+    bool plain = false;  // stage 1 as 1_plain.h has it
     GatherOverlap gather_overlap = GatherOverlap::forward;
     int64_t prefetch = 1;        // of stage 3, in units
     bool keep_gathered = false;  // stage 3: gather a unit's parameters once a step
@@ -25,46 +24,5 @@ struct ZeroOptions {
     // stages 0 and 1: communicate gradients after each micro-batch, as 2 and 3 do anyway
     bool every_micro_batch = false;
 };
-
-// The options of stages 1 to 3 that hold in every composition. compare: each stage runs in turn.
-inline void add_options(OptionList& options, ZeroOptions& zero, const bool& compare) {
-    options
-        .choice("--gather-overlap", zero.gather_overlap,
-                {{"optimizer", GatherOverlap::optimizer}, {"forward", GatherOverlap::forward}},
-                "With stages 1 and 2: what hides the all-gather of parameters")
-        .only_if([&] { return compare || zero.stage == 1 || zero.stage == 2; },
-                 "it is for stages 1 and 2");
-    options.add("--prefetch", zero.prefetch, "With stage 3: units gathered ahead")
-        .between(0, 1000)
-        .only_if([&] { return compare || zero.stage == 3; }, "it is for stage 3")
-        .show_default();
-    options
-        .choice("--keep-gathered", zero.keep_gathered, {{"on", true}, {"off", false}},
-                "With stage 3: gather parameters once a step and keep them whole (on), or "
-                "twice a micro-batch, freed after each pass (off)")
-        .only_if([&] { return compare || zero.stage == 3; }, "it is for stage 3");
-    options
-        .choice("--gather-dtype", zero.gathers, {{"plain", Sent::plain}, {"fp8", Sent::fp8}},
-                "With stage 3: parameters travel as they are, or in e4m3 with a scale for each "
-                "rank's shard")
-        .only_if([&] { return zero.stage == 3; }, "it is for stage 3");
-    options
-        .choice("--reduce-dtype", zero.sums,
-                {{"plain", Sent::plain}, {"bf16", Sent::bf16}, {"fp8", Sent::fp8}},
-                "With stages 2 and 3: gradients travel to where they are summed as they are, or "
-                "rounded to bf16, or to e4m3 with scales")
-        .only_if([&] { return zero.stage >= 2; }, "it is for stages 2 and 3");
-    options.training_options({"--gather-dtype", "--reduce-dtype"}, Another::told);
-}
-// UserError if these options exclude each other.
-inline void check_sent(const ZeroOptions& zero, DType gradients) {
-    if (zero.sums == Sent::bf16 && gradients != DType::fp32)
-        user_error("--reduce-dtype bf16: gradients are {} already", dtype_name(gradients));
-}
-// Why training is not meant to equal one device's; empty: it is.
-inline std::string why_not_equal(const ZeroOptions& zero) {
-    if (zero.gathers == Sent::plain && zero.sums == Sent::plain) return "";
-    return "numbers that travel are rounded to fewer bits";
-}
 
 }  // namespace ultrascale::zero

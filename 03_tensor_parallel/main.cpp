@@ -1,16 +1,12 @@
 // Chapter 03: tensor parallelism. The ranks of a group share every layer: each rank holds a part of
-// the layer's weights and computes with it (tensor_parallel.h and the file of each part). Groups
+// the layer's weights and computes with it (8_tensor_parallel.h and the file of each part). Groups
 // train on different samples.
-#include "block_picture.h"
-#include "compare.h"
-#include "lab/measure/layer_communication.h"
-#include "linear_order.h"
-#include "options.h"
-#include "overlap_ratio.h"
-#include "predict.h"
-#include "sampling.h"
-#include "scaling.h"
-#include "sections.h"
+#include "8_tensor_parallel.h"
+#include "lab/compare.h"
+#include "lab/linear_order.h"
+#include "lab/options.h"
+#include "lab/scaling.h"
+#include "lab/sections.h"
 #include "train/gradients.h"
 #include "train/run.h"
 
@@ -43,51 +39,27 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     const Communicator& world = Communicator::world();
     Mesh mesh(world, {{"dp", world.size() / tensor.tp}, {"tp", tensor.tp}});
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
-    const int64_t tokens = shape.micro_batch * shape.seq;
     Run run("03_tensor_parallel", options, shape,
             {.micro_batch = options.micro_batch, .count = dp.size(), .replica = dp.rank()});
 
     // This rank's part of the model, and an optimizer for it.
-    const TensorParallel parallel(shape.config, tensor, mesh);
-    Llama model(shape.config, shape.model, parallel.factories(shape.model),
-                Stage::whole(shape.config));
+    ShapeTable shapes;
+    const TensorParallel parallel(shape.config, tensor, mesh, recorded_region(tp, tensor, shapes));
+    ModuleFactories factories = parallel.factories(shape.model);
+    record_shapes(factories, shape.config.vocab, shapes);
+    Llama model(shape.config, shape.model, factories, Stage::whole(shape.config));
     ParameterList& parameters = model.parameters();
     check_fits(shape, tensor, parameters, tp.rank(), memory_limit());
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
     PlainUpdater optimizer(parameters, options, &mesh);
     run.load(optimizer.start());
-    TrainingSetup what = training_setup(model, optimizer);
-    what.label = "tensor", what.technique = describe(tensor, dp.size(), tokens, options.dropout);
-    what.layout = {{"tp", tensor.tp}, {"dp", dp.size()}};
-    const int64_t multiple = tensor.sequence_parallel ? tensor.tp : 1;
-    what.next_token = [&](const HostBatch& text) {
-        return logits_of_next(model, text, shape.config.vocab, tp, multiple);
-    };
-    if (!tensor.same_seed) what.not_equal = "each rank drops other elements";
-    LayerCommunication layer_communication;
-    what.watch = {&layer_communication};
-    run.start(what);
+    LayerCommunication sent;
+    run.start(setup(model, optimizer, options, shape, tensor, mesh, sent));
     while (Step* step = run.next()) train_step(*step, model, optimizer, mesh);
 
     return run.finish([&](Report& report) {
-        const Prediction predicted =
-            predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank());
-        bool ok = report.memory(predicted);
-        if (report.full()) print_layer_formula(shape, tensor, tp.rank());
-        print_largest_micro_batch(
-            report, largest_micro_batch(shape, tensor, parameters, tp.rank(), memory_limit()));
-        ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
-        if (tensor.tp > 1) layer_communication.add_to(report);
-        ok = print_copies(report, parameters, tensor.same_seed) && ok;
-        if (report.full()) {
-            parallel.shapes().print_table(tokens, tensor.tp);
-            print_overlap_ratio(report, tp, tokens, shape.config.hidden, options.dtype);
-        }
-        report.throughput(predicted);
-        if (draws(options.svg) && tensor.tp > 1)
-            BlockPicture(parallel.shapes(), layer_communication, tensor, tokens).draw(options.svg);
-        return ok;
+        return print_sections(report, run, options, shape, tensor, mesh, parameters, shapes, sent);
     });
 }
 

@@ -25,7 +25,7 @@ public:
         sync_.gradient_complete(parameter, context);
     }
     void end_micro_batch() override {
-        if (last_) sync_.finish();
+        if (last_) phase("wait for gradients", [&] { sync_.finish(); });
     }
 
 private:

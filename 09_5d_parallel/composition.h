@@ -13,8 +13,8 @@
 // reads and which gradients it completes.
 #pragma once
 
-#include "02_zero/stages.h"
-#include "03_tensor_parallel/tensor_parallel.h"
+#include "02_zero/9_stages.h"
+#include "03_tensor_parallel/8_tensor_parallel.h"
 #include "04_context_parallel/predict.h"
 #include "05_pipeline/forward_only.h"
 #include "05_pipeline/pipeline.h"

@@ -29,7 +29,7 @@ void train_step(Step& step, Composition& all) {
             updates.begin_micro_batch(m, m + 1 == step.accumulated);
             model.forward(batch, saved);
             model.backward(batch, saved);
-            phase("wait for gradients", [&] { updates.end_micro_batch(); });
+            updates.end_micro_batch();
         }
     } else {
         // Several micro-batches are in flight, so the updates are not told where one ends; the
@@ -39,7 +39,7 @@ void train_step(Step& step, Composition& all) {
         updates.begin_micro_batch(0, may_free);
         all.executor.run(step, &all.hooks);
         updates.begin_micro_batch(0, true);  // now free the rest: the update changes all weights
-        phase("wait for gradients", [&] { updates.end_micro_batch(); });
+        updates.end_micro_batch();
     }
     const Tensor squared_norm = updates.squared_norm();
     updates.step(step.learning_rate, squared_norm);

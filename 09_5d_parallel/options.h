@@ -1,6 +1,8 @@
 // The program's options, and which of them exclude each other: one line says why.
 #pragma once
 
+#include "02_zero/lab/shared_options.h"
+#include "03_tensor_parallel/lab/shared_options.h"
 #include "05_pipeline/schedule_options.h"
 #include "06_expert_parallel/expert_choices.h"
 #include "composition.h"

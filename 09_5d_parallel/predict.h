@@ -10,8 +10,8 @@
 #pragma once
 
 #include "01_data_parallel/lab/predict.h"
-#include "02_zero/predict.h"
-#include "03_tensor_parallel/predict.h"
+#include "02_zero/lab/predict.h"
+#include "03_tensor_parallel/lab/predict.h"
 #include "04_context_parallel/predict.h"
 #include "06_expert_parallel/predict.h"
 #include "composition.h"

@@ -1,8 +1,8 @@
 // What the program's options choose, in the terms of the chapters.
 #pragma once
 
-#include "02_zero/zero.h"
-#include "03_tensor_parallel/attention_heads.h"
+#include "02_zero/zero_options.h"
+#include "03_tensor_parallel/3_attention_heads.h"
 #include "03_tensor_parallel/tensor_options.h"
 #include "04_context_parallel/context_options.h"
 #include "05_pipeline/schedules.h"

@@ -6,8 +6,8 @@ mirrored link by link, with the replacement in the file's place. The compiler ta
 for the file's own (it does not follow the link), and the tree comes before the repository on the
 include path. Everything else is the library that all chapters share, built once.
 
-    build/classroom/NAME/tree/02_zero/zero1.h   -> exercises/02.1/zero1.h
-                              zero.h, main.cpp, ...  -> 02_zero/...
+    build/classroom/NAME/tree/02_zero/4_zero1.h -> exercises/02.1/4_zero1.h
+                              3_zero.h, main.cpp, ...  -> 02_zero/...
 """
 
 import concurrent.futures

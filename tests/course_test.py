@@ -123,7 +123,7 @@ class CourseTest(unittest.TestCase):
     @unittest.skipUnless(browser.PROGRAM, "there is no chromium")
     def test_pages_fit_a_phone_and_slides_their_screen(self):
         with browser.Browser() as window:
-            for name in ("index.html", "05_pipeline/index.html", "02_zero/zero1.h.html",
+            for name in ("index.html", "05_pipeline/index.html", "02_zero/4_zero1.h.html",
                          "classroom/kit/index.html"):
                 window.open(self.site / name, 360, 800, dark=True)
                 self.assertLessEqual(window.run("document.documentElement.scrollWidth"), 360, name)

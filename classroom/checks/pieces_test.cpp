@@ -1,7 +1,7 @@
 // Exercise 02.4: the pieces of parameters in every range of a flat tensor, element by element.
 #include <gtest/gtest.h>
 
-#include "02_zero/flat_layout.h"
+#include "02_zero/2_flat_layout.h"
 
 namespace ultrascale {
 using namespace ultrascale::zero;

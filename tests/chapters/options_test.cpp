@@ -52,6 +52,9 @@ TEST(Options, WithoutEffectAreRefused) {
             {"--gather-overlap " + none, "stages 1 and 2"});
     refuses(0, "02_zero", "--stage 2 --grad-accum 2 --no-sync off",
             {"--no-sync " + none, "after each micro-batch anyway"});
+    for (const char* option : {"--stage 2", "--gather-overlap forward", "--offload optimizer",
+                               "--grad-accum 2 --no-sync off", "--compare"})
+        refuses(0, "02_zero", fmt::format("--plain {}", option), {"--plain"});
     for (const char* option : {"--keep-gathered on", "--cut model"})
         refuses(0, "02_zero", fmt::format("--stage 2 {}", option), {none, "stage 3"});
     refuses(0, "02_zero", "--offload activations", {"--offload activations", "--recompute full"});
@@ -194,9 +197,12 @@ TEST(JsonLines, HaveTheRowsOfTables) {
     // What the first screen taught wrongly: a ring sends as much as an all-reduce, no more.
     EXPECT_EQ(syncs[1].at("sent_bytes"), syncs[4].at("sent_bytes")) << syncs[1] << syncs[4];
     const std::vector<Json> stages = rows(2, "02_zero", small + "--steps 3 --compare");
-    ASSERT_EQ(stages.size(), 4u);
-    EXPECT_EQ(stages[0].at("sent_bytes"), stages[1].at("sent_bytes"));
-    EXPECT_GT(stages[3].at("sent_bytes"), stages[1].at("sent_bytes"));
+    ASSERT_EQ(stages.size(), 5u);  // 0, plain, 1, 2, 3
+    EXPECT_EQ(stages[0].at("sent_bytes"), stages[2].at("sent_bytes"));
+    EXPECT_EQ(stages[1].at("plain"), true);
+    for (const char* same : {"sent_bytes", "parameter_bytes", "gradient_bytes"})
+        EXPECT_NEAR(stages[1].at(same).get<double>() / stages[2].at(same).get<double>(), 1, 1e-3);
+    EXPECT_GT(stages[4].at("sent_bytes"), stages[2].at("sent_bytes"));
     EXPECT_EQ(rows(2, "03_tensor_parallel", small + "--steps 3 --compare").size(), 3u);
     const std::vector<Json> bandwidth =
         rows(2, "01_data_parallel", "--demo bandwidth --largest-mib 0.01");

@@ -143,7 +143,8 @@ TEST(Pictures, TheRingStepByStep) {
 
 TEST(Pictures, WhatAStageHoldsAndSends) {
     TempDir dir;
-    const std::vector<Json> rows = compare(2, "02_zero", dir, "");
+    std::vector<Json> rows = compare(2, "02_zero", dir, "");
+    std::erase_if(rows, [](const Json& row) { return row.at("plain") == true; });  // as stage 1
     ASSERT_EQ(rows.size(), 4u);
     const std::vector<Drawn> all = picture(dir / "stages.svg");
     double pixels_a_byte = 0, pixels_a_sent_byte = 0;

@@ -105,6 +105,24 @@ TEST(LongZeroStages, PrefetchAndGatherOverlapChangeNothing) {
     }
 }
 
+// 1_plain.h cuts the model in one piece, so the norm adds up its shards' squares in another order.
+TEST(ZeroStages, PlainTrainsAsStage1Does) {
+    const auto with = [&](const char* arguments) {
+        const Outcome run = train_stage(
+            1, 3, fmt::format("{} --grad-accum 2 {}", load("tied_head_dim"), arguments));
+        expect_verified(run);
+        return run;
+    };
+    const Outcome plain = with("--plain"), stage1 = with("");
+    expect_as_predicted(plain);
+    expect_close(plain, stage1);
+    const auto calls = [&](const char* kind) {
+        return plain.summary.at("communication").at(kind).at("calls").get<double>();
+    };
+    EXPECT_EQ(calls("reduce-scatter"), 1);
+    EXPECT_EQ(calls("all-gather"), 1);
+}
+
 // Parameters that stay whole for a step are the same parameters. Cut as one unit, the model has
 // other shards, whose squares the norm adds up in another order.
 TEST(ZeroStages, GatherLessIfAsked) {
@@ -208,8 +226,8 @@ TEST(ZeroOffload, StandsInTheComparison) {
     int rows = 0;
     std::istringstream lines(run.out);
     for (std::string line; std::getline(lines, line);) rows += line.ends_with(" as predicted");
-    EXPECT_EQ(rows, 9) << run.out;
-    for (const char* row : {"  3 host", "  3 kept", "  3 one"})
+    EXPECT_EQ(rows, 10) << run.out;
+    for (const char* row : {"  plain ", "  3 host", "  3 kept", "  3 one"})
         EXPECT_TRUE(contains(run.out, row)) << run.out;
 }
 

@@ -174,13 +174,16 @@ def random_run(rng):
     elif chapter == "02_zero":
         stage = rng.randint(0, 3)
         options.append(f"--stage {stage}")
-        if stage in (1, 2):
+        plain = stage == 1 and rng.random() < 0.3
+        if plain:
+            options.append("--plain")
+        elif stage in (1, 2):
             sometimes(0.4, "--gather-overlap optimizer", "--gather-overlap forward")
         if stage == 3:
             sometimes(0.5, "--prefetch 0", "--prefetch 2")
-        if stage > 0:
+        if stage > 0 and not plain:
             sometimes(0.2, "--offload optimizer")
-        if accumulated > 1 and stage < 2:
+        if accumulated > 1 and stage < 2 and not plain:
             sometimes(0.3, "--no-sync off")
     elif chapter == "05_pipeline":
         pipeline(rng, model, ranks, options)

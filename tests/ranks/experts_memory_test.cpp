@@ -3,8 +3,8 @@
 // out by sequence parallelism.
 #include <gtest/gtest.h>
 
-#include "03_tensor_parallel/predict.h"
-#include "03_tensor_parallel/tensor_parallel.h"
+#include "03_tensor_parallel/8_tensor_parallel.h"
+#include "03_tensor_parallel/lab/predict.h"
 #include "06_expert_parallel/predict.h"
 #include "core/threads.h"
 #include "tests/test_util.h"

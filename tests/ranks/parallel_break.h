@@ -4,8 +4,8 @@
 
 #include "01_data_parallel/4_accumulation.h"
 #include "01_data_parallel/lab/predict.h"
-#include "02_zero/predict.h"
-#include "02_zero/stages.h"
+#include "02_zero/9_stages.h"
+#include "02_zero/lab/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"
@@ -60,7 +60,7 @@ inline Checks train(const Options& options, Llama& model, const Technique& techn
         }
         if (step == 0) verifier.gradient(technique.gradients());
         technique.update();
-        world().all_reduce(loss);
+        if (world().size() > 1) world().all_reduce(loss);
         verifier.after_step(step, loss.to_host<double>()[0], technique.values());
     }
     return checks_of(verifier, report, technique.predicted, steps);
@@ -99,7 +99,8 @@ Checks train_accumulated(bool every_time, Arguments... arguments) {
     add_sums(once, sync, parameters, mesh, DType::fp32);
     technique.predicted += once.times(every_time ? A : 1);
     if (every_time) technique.predicted.memory.gradients *= 2;
-    technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);  // the loss
+    if (world().size() > 1)  // the loss
+        technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);
     technique.begin_step = [&] { sums.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t) { begin_micro_batch(sync, parameters); };
     technique.end_micro_batch = [&](int64_t) { sums.end_micro_batch(); };
@@ -116,18 +117,10 @@ Checks train_data_parallel(Arguments... arguments) {
     return train_accumulated<Sync>(false, arguments...);
 }
 
-template <class Stage>
-Checks train_zero(ZeroOptions zero_options) {
-    use_threads(ranks_on_this_node());
-    const Options options = options_of_runs();
-    Llama model(config, shape.model);
-    const Mesh mesh(world(), {{"dp", world().size()}});
-    std::vector<const Unit*> units;
-    for (const Unit& unit : model.units()) units.push_back(&unit);
-    Stage zero(model.parameters(), units, mesh, options, zero_options);
+inline Checks train_zero(Updater& zero, Llama& model, const Mesh& mesh, const Options& options,
+                         const ZeroOptions& zero_options) {
     zero.start();
-    Technique technique{.hooks = &zero,
-                        .predicted = predict(zero.layout(), units, zero_options, shape, A, mesh)};
+    Technique technique{.hooks = &zero, .predicted = predict(model, zero_options, shape, A, mesh)};
     technique.begin_step = [&] { zero.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };
@@ -138,6 +131,25 @@ Checks train_zero(ZeroOptions zero_options) {
     technique.gradients = [&] { return zero.gradients(); };
     technique.values = [&] { return zero.values(); };
     return train(options, model, technique);
+}
+
+template <class Stage>
+Checks train_zero(ZeroOptions zero_options) {
+    use_threads(ranks_on_this_node());
+    const Options options = options_of_runs();
+    Llama model(config, shape.model);
+    const Mesh mesh(world(), {{"dp", world().size()}});
+    Stage zero(model.parameters(), units_of(model), mesh, options, zero_options);
+    return train_zero(zero, model, mesh, options, zero_options);
+}
+template <class Plain>
+Checks train_plain_zero() {
+    use_threads(ranks_on_this_node());
+    const Options options = options_of_runs();
+    Llama model(config, shape.model);
+    const Mesh mesh(world(), {{"dp", world().size()}});
+    Plain zero(model.parameters(), world(), options);
+    return train_zero(zero, model, mesh, options, {.plain = true});
 }
 
 }  // namespace ultrascale

@@ -5,7 +5,7 @@
 //     delayed           the ranks agree on the largest magnitudes after each step: equal
 //     tensor, row       of the rank's own part of W, dy or x, never larger than those of the whole:
 //                       other roundings, and no larger errors
-#include "03_tensor_parallel/tensor_parallel.h"
+#include "03_tensor_parallel/8_tensor_parallel.h"
 #include "08_mixed_precision/fp8_parts.h"
 #include "core/threads.h"
 #include "tests/ranks/break_checks.h"

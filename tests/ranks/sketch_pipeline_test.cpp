@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/lab/predict.h"
-#include "02_zero/stages.h"
+#include "02_zero/9_stages.h"
 #include "core/threads.h"
 
 namespace ultrascale::pipeline {

@@ -1,7 +1,7 @@
 // Breaks the techniques of 03_tensor_parallel on purpose, one at a time, and expects --verify, the
 // memory check or the communication check to fail, on any number of ranks (part of comm_test).
-#include "03_tensor_parallel/predict.h"
-#include "03_tensor_parallel/tensor_parallel.h"
+#include "03_tensor_parallel/8_tensor_parallel.h"
+#include "03_tensor_parallel/lab/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"

@@ -8,13 +8,51 @@ using namespace ultrascale::zero;
 namespace {
 
 TEST(ZeroBreak, UnchangedStagesPass) {
+    expect(train_plain_zero<PlainZero1>(), true, true, true);
     expect(train_zero<Zero0>({.stage = 0}), true, true, true);
     expect(train_zero<Zero1>({.stage = 1}), true, true, true);
     expect(train_zero<Zero2>({.stage = 2}), true, true, true);
     expect(train_zero<Zero3>({.stage = 3}), true, true, true);
-    expect(train_zero<Zero2>({.stage = 2, .offload = true}), true, true, true);
+    expect(train_zero<Offloaded<Zero2>>({.stage = 2, .offload = true}), true, true, true);
     expect(train_zero<Zero3>({.stage = 3, .keep_gathered = true}), true, true, true);
     expect(train_zero<Zero3>({.stage = 3, .cut = Cut::model}), true, true, true);
+    expect(train_zero<EveryMicroBatch<Zero0>>({.stage = 0, .every_micro_batch = true}), true, true,
+           true);
+    expect(train_zero<EveryMicroBatch<Zero1>>({.stage = 1, .every_micro_batch = true}), true, true,
+           true);
+}
+
+TEST(ZeroBreak, PlainForgetsToGather) {
+    NEEDS_RANKS();
+    struct Broken : PlainZero1 {
+        using PlainZero1::PlainZero1;
+        void update(double lr, const Tensor& squared_norm) override {
+            adamw_->step(lr, squared_norm);
+        }
+    };
+    expect(train_plain_zero<Broken>(), false, true, false);
+}
+
+TEST(ZeroBreak, PlainUpdatesWithItsOwnGradient) {
+    NEEDS_RANKS();
+    struct Broken : PlainZero1 {
+        using PlainZero1::PlainZero1;
+        void end_micro_batch() override {
+            const Tensor copy = Tensor::empty(gradients_.shape(), DType::fp32, Memory::workspace);
+            ops::copy(copy, gradients_);
+            PlainZero1::end_micro_batch();
+            ops::copy(gradients_, copy);
+        }
+    };
+    expect(train_plain_zero<Broken>(), false, true, true);
+}
+
+TEST(ZeroBreak, SumsOfMicroBatchesForgetTheFirst) {
+    struct Broken : EveryMicroBatch<Zero1> {
+        using EveryMicroBatch<Zero1>::EveryMicroBatch;
+        void begin_micro_batch(int64_t, bool last) override { Zero1::begin_micro_batch(0, last); }
+    };
+    expect(train_zero<Broken>({.stage = 1, .every_micro_batch = true}), false, true, true);
 }
 
 TEST(ZeroBreak, Zero0ForgetsAUnit) {
@@ -29,8 +67,8 @@ TEST(ZeroBreak, Zero0ForgetsAUnit) {
 }
 
 TEST(ZeroBreak, TheHostUpdatesWithoutAUnitsGradient) {
-    struct Broken : Zero2 {
-        using Zero2::Zero2;
+    struct Broken : Offloaded<Zero2> {
+        using Offloaded<Zero2>::Offloaded;
         void update(double lr, const Tensor& squared_norm) override {
             ops::fill(grad_shards_[1], 0);
             Zero2::update(lr, squared_norm);
@@ -83,8 +121,8 @@ TEST(ZeroBreak, Zero1GathersFromTheWrongShard) {
 TEST(ZeroBreak, Zero2AddsAReductionTwice) {
     struct Broken : Zero2 {
         using Zero2::Zero2;
-        void end_micro_batch() override {
-            Zero2::end_micro_batch();
+        void wait_for_gradients() override {
+            Zero2::wait_for_gradients();
             if (first_) ops::add(grad_shards_[2], grad_shards_[2]);
         }
     };

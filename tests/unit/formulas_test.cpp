@@ -1,12 +1,12 @@
 // The formulas that 00_single_gpu and 02_zero print: against published numbers, and against what
 // the model, the estimate and ZeRO's own prediction say.
-#include "02_zero/formulas.h"
+#include "02_zero/lab/formulas.h"
 
 #include <gtest/gtest.h>
 
 #include "00_single_gpu/4_formulas.h"
 #include "00_single_gpu/lab/predict.h"
-#include "02_zero/predict.h"
+#include "02_zero/lab/predict.h"
 #include "comm/comm.h"
 
 namespace ultrascale {
@@ -101,11 +101,8 @@ TEST(ZeroFormulas, AreWhatEachStagePredicts) {
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size()}});
     for (int stage = 0; stage <= 3; ++stage) {
-        const Options options;
-        Llama model(shape.config, shape.model);
-        const std::unique_ptr<Zero> zero = make_zero(model, mesh, options, {.stage = stage});
-        const MemoryEstimate m =
-            predict(zero->layout(), zero->units(), {.stage = stage}, shape, 1, mesh).memory;
+        const Llama model(shape.config, shape.model);
+        const MemoryEstimate m = predict(model, {.stage = stage}, shape, 1, mesh).memory;
         const RankBytes b = rank_bytes(shape.config, 1, world.size(), stage);
         EXPECT_NEAR(double(m.parameters), b.parameters, 1e-3 * b.parameters);
         EXPECT_NEAR(double(m.gradients), b.gradients, 1e-3 * b.gradients);

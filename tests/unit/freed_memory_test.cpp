@@ -2,7 +2,7 @@
 // gradients that are allocated when they appear. Neither changes a bit, both save what they say,
 // and their mistakes are seen.
 #include "00_single_gpu/2_fresh_gradients.h"
-#include "02_zero/offload_activations.h"
+#include "02_zero/7_offload_activations.h"
 #include "lab/predict/estimate.h"
 #include "llama_runs.h"
 

@@ -1,8 +1,8 @@
 // 03_tensor_parallel: what is computed by formula and not by a run.
 #include <gtest/gtest.h>
 
-#include "03_tensor_parallel/linear_order.h"
-#include "03_tensor_parallel/scaling.h"
+#include "03_tensor_parallel/lab/linear_order.h"
+#include "03_tensor_parallel/lab/scaling.h"
 
 namespace ultrascale {
 using namespace ultrascale::tensor_parallel;

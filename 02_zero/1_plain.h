@@ -1,0 +1,106 @@
+// ZeRO-1 with nothing else (--plain). In data parallelism all n ranks keep the optimizer's states,
+// the same numbers n times. But a rank that updates only 1/n of the weights needs the states of
+// only these, and the summed gradient of only these. So after the last backward of a step:
+//
+//     gradients   [ rank 0 | rank 1 | rank 2 | rank 3 ]   each rank has its own, of its own samples
+//                       |  reduce-scatter: rank r receives the sum of the r-th part
+//     AdamW           [ rank r ]                          with 1/n of the states
+//                       |  all-gather: everybody collects all parts
+//     weights     [ rank 0 | rank 1 | rank 2 | rank 3 ]   all new, the same on all ranks
+//
+// An all-reduce is a reduce-scatter followed by an all-gather, so this sends what data parallelism
+// sends: 2 (n-1)/n numbers a weight. Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.
+//
+// Three things are missing, and the files after this one add them. Nothing computes while the ranks
+// communicate; the gradients are whole on every rank; so are the weights.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "comm/comm.h"
+#include "core/trace.h"
+#include "train/gradients.h"
+#include "train/updater.h"
+
+namespace ultrascale::zero {
+
+class PlainZero1 : public Updater {
+public:
+    // `ranks`: all have the same model and train on other samples. Keeps references.
+    PlainZero1(ParameterList& parameters, const Communicator& ranks, const Options& options)
+        : parameters_(parameters), ranks_(ranks), options_(options) {
+        constexpr int64_t grain = 8;  // parts begin at multiples of 16 bytes
+        const int64_t pieces = ranks.size() * grain;
+        part_ = (parameters.local_numel() + pieces - 1) / pieces * grain;
+    }
+
+    TrainingState start() override {
+        // The model's parameters lie in these two one after the other. The end is padding.
+        const int64_t all = ranks_.size() * part_;
+        weights_ = Tensor::zeros({all}, options_.dtype, Memory::parameter);
+        gradients_ = Tensor::zeros({all}, options_.grad_dtype(), Memory::gradient);
+        std::vector<Parameter*> list;
+        for (const auto& parameter : parameters_) list.push_back(parameter.get());
+        bind_to_flat(list, weights_, &Parameter::value);
+        bind_to_flat(list, gradients_, &Parameter::grad);
+        load_or_initialize(options_, parameters_);
+
+        // What of each parameter lies in this rank's part: all, a piece that may begin in the
+        // middle of a row, or nothing. AdamW looks at each number alone.
+        const int64_t begin = ranks_.rank() * part_, end = begin + part_;
+        int64_t at = 0;
+        for (Parameter* parameter : list) {
+            const int64_t first = std::max(at, begin),
+                          last = std::min(at + parameter->local_numel(), end);
+            if (first < last)
+                mine_.push_back({parameter, first - at, weights_.slice(first, last),
+                                 gradients_.slice(first, last)});
+            at += parameter->local_numel();
+        }
+        adamw_.emplace(mine_, options_.optimizer);
+        return resume_or_start(options_, {&*adamw_, 1}, parameters_);
+    }
+
+    void begin_step(int64_t micro_batches) override { parameters_.begin_gradients(micro_batches); }
+    void begin_micro_batch(int64_t, bool last) override { last_ = last; }
+    void end_micro_batch() override {
+        if (!last_) return;  // the next backward adds to the gradients
+        parameters_.check_complete();
+        phase("wait for gradients", [&] { ranks_.reduce_scatter(part(gradients_), gradients_); });
+    }
+
+    std::vector<TensorPart> gradients() override {
+        std::vector<TensorPart> sums;  // the other parts are this rank's own
+        for (const AdamW::Item& item : mine_)
+            sums.emplace_back(*item.parameter, item.grad, item.begin);
+        return sums;
+    }
+    std::vector<TensorPart> values() override { return parameters_.parts(&Parameter::value); }
+    std::vector<TensorPart> states() override { return states_of({&*adamw_, 1}, parameters_); }
+
+protected:
+    // The gradient's norm, for clipping: each rank squares its part, and the ranks add them up.
+    Tensor sum_squares() override { return sum_of_squares({part(gradients_)}); }
+    const Communicator* norm_group() const override { return &ranks_; }
+
+    void update(double learning_rate, const Tensor& squared_norm) override {
+        adamw_->step(learning_rate, squared_norm);
+        ranks_.all_gather(weights_, part(weights_));
+    }
+
+    Tensor part(const Tensor& all) const {  // this rank's
+        return all.slice(ranks_.rank() * part_, (ranks_.rank() + 1) * part_);
+    }
+
+    ParameterList& parameters_;
+    const Communicator& ranks_;
+    const Options& options_;
+    int64_t part_;                // numbers in a rank's part
+    Tensor weights_, gradients_;  // (n part)
+    std::vector<AdamW::Item> mine_;
+    std::optional<AdamW> adamw_;  // of this rank's part
+    bool last_ = true;            // whether it is the step's last micro-batch
+};
+
+}  // namespace ultrascale::zero

@@ -1,0 +1,189 @@
+// What a stage holds and communicates, by formula: computed from the layout, without running
+// anything.
+#pragma once
+
+#include <ranges>
+#include <set>
+
+#include "../9_stages.h"
+#include "lab/predict/estimate.h"
+#include "lab/report/report.h"
+#include "shared_options.h"
+#include "train/run.h"
+#include "walk.h"
+
+namespace ultrascale::zero {
+
+// Elements of the whole model, without padding.
+inline int64_t parameters_of(const FlatLayout& layout) {
+    int64_t numel = 0;
+    for (size_t u = 0; u < layout.size(); ++u) numel += layout[u].numel;
+    return numel;
+}
+
+// The passes of a rank's step, one micro-batch after the other: what this chapter does.
+inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit*>& units,
+                          const ZeroOptions& zero, const StepShape& shape, int64_t A,
+                          InLayer in_layer = {}) {
+    ZeroWalk walk(layout, units, zero, shape.model.dtype, shape.grad_dtype, in_layer);
+    // The first micro-batch, those in between, which are alike, and the last one.
+    for (const int64_t m : std::set<int64_t>{0, std::min<int64_t>(1, A - 1), A - 1}) {
+        const bool last = m + 1 == A, between = m > 0 && !last;
+        walk.begin_micro_batch(last, between ? A - 2 : 1);
+        for (const Unit* unit : units) walk.pass(*unit, Pass::forward);
+        for (const Unit* unit : units | std::views::reverse) walk.pass(*unit, Pass::backward);
+        walk.end_micro_batch();
+    }
+    return walk;
+}
+
+// Adds what sharding determines: this rank's parameters, gradients and optimizer states, and the
+// communication of a step with A micro-batches, whose passes have been walked. It is exact to the
+// byte: it includes the padding of 2_flat_layout.h, for which there are no optimizer states. In
+// units of (n-1)/n Psi (Psi: the bytes of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A
+// minus what stage 3 need not gather twice; with --keep-gathered on it sends A + 1 as well, with
+// --cut model 2 A. Where gradients are summed over further groups of `mesh`
+// (sum_over_replica_groups), their shards travel.
+inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroOptions& zero,
+                   const StepShape& shape, int64_t A, const ZeroWalk& walk, const Mesh& mesh) {
+    MemoryEstimate& m = prediction.memory;
+    const int64_t whole = layout.padded();
+    // Elements of this rank's shards; of the largest shard; of the shards without padding.
+    int64_t shard = 0, largest = 0, owned = 0;
+    for (size_t u = 0; u < layout.size(); ++u) {
+        shard += layout[u].shard;
+        largest = std::max(largest, layout[u].shard);
+        const int64_t before = layout[u].group->rank() * layout[u].shard;
+        owned += std::clamp<int64_t>(layout[u].numel - before, 0, layout[u].shard);
+    }
+    const int64_t value_bytes = dtype_bytes(shape.model.dtype),
+                  grad_bytes = dtype_bytes(shape.grad_dtype);
+    const int64_t states =
+        (zero.stage >= 1 ? owned : parameters_of(layout)) * optimizer_bytes(shape.model.dtype);
+    m.parameters += (zero.stage == 3 ? shard : whole) * value_bytes;
+    m.gradients += (zero.stage >= 2 ? shard : whole) * grad_bytes;
+    if (zero.every_micro_batch && zero.stage < 2)
+        m.gradients += (zero.stage == 1 ? shard : whole) * grad_bytes;  // the separate sums
+    if (zero.offload)  // 7_offload.h: states, weights, two buffers for gradients, the norm
+        m.host += states + shard * value_bytes + 2 * largest * grad_bytes + 8;
+    else
+        m.optimizer += states;
+    if (zero.stage >= 2) m.peak_communication += walk.peak();
+
+    PredictedCommunication& p = prediction.communication;
+    for (size_t u = 0; u < layout.size(); ++u) {
+        const Communicator& ranks = *layout[u].group;
+        const int64_t padded = layout[u].padded, times = zero.stage >= 2 ? walk.reductions(u)
+                                                         : zero.every_micro_batch ? A
+                                                                                  : 1;
+        // In fewer bits: with scales, in calls of their own.
+        const auto add_narrow = [&](Collective kind, int64_t n, Sent how) {
+            p.add(ranks, kind, n * QuantisedTransfer::calls(how),
+                  n * QuantisedTransfer::bytes(how, padded, ranks.size()));
+        };
+        if (const Sent how = sent_among(zero.sums, ranks.size());
+            zero.stage >= 2 && how != Sent::plain)
+            add_narrow(Collective::all_to_all, times, how);
+        else
+            p.add(ranks, zero.stage == 0 ? Collective::all_reduce : Collective::reduce_scatter,
+                  times, times * padded * grad_bytes);
+        const int64_t gathers = zero.stage == 3 ? walk.gathers(u) : zero.stage > 0 ? 1 : 0;
+        if (const Sent how = sent_among(zero.gathers, ranks.size());
+            zero.stage == 3 && how != Sent::plain)
+            add_narrow(Collective::all_gather, gathers, how);
+        else if (gathers > 0)
+            p.add(ranks, Collective::all_gather, gathers, gathers * padded * value_bytes);
+        const Range summed = zero.stage == 0 ? layout.whole(u) : layout.shard_of(u, ranks.rank());
+        for (const std::string& group : layout.replica_groups(u))
+            p.add(mesh.group(group), Collective::all_reduce, 1, summed.size() * grad_bytes);
+        for (const auto& [parameter, begin, at] : layout.pieces(u, summed))
+            if (FlatLayout::has_copies(*parameter))
+                p.add(mesh.group("kv"), Collective::all_reduce, 1, at.size() * grad_bytes);
+    }
+}
+
+// --offload activations: the bytes of a micro-batch's kept inputs that go to the host and come
+// back, those of all layers but the last.
+inline int64_t kept_on_host(const StepShape& s) {
+    return (s.config.layers - 1) * s.micro_batch * s.seq * s.config.hidden *
+           dtype_bytes(s.model.dtype);
+}
+
+// The prediction for one step: activations and FLOPs of a rank's own micro-batch, which do not
+// depend on the stage, and what add_to() adds. `ranks` share a batch.
+inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit*>& units,
+                          const ZeroOptions& zero, const StepShape& shape, int64_t A,
+                          const Mesh& mesh) {
+    Prediction prediction;
+    LocalSizes sizes = local_sizes(shape);
+    sizes.checkpoints_on_host = zero.offload_activations;
+    add_activations(prediction, sizes);
+    if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
+    add_flops(prediction, shape, parameters_of(layout));
+    add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
+    // The gradient's norm, and the loss unless one rank has all of it.
+    const int64_t sums = mesh.world().size() > 1 ? 2 : 1;
+    prediction.communication.add(mesh.world(), Collective::all_reduce, sums, sums * 8);
+    return prediction;
+}
+
+inline FlatLayout layout_of(const Llama& model, const ZeroOptions& zero, const Mesh& mesh) {
+    return {units_of(model), mesh, zero.plain ? Cut::model : zero.cut};
+}
+inline Prediction predict(const Llama& model, const ZeroOptions& zero, const StepShape& shape,
+                          int64_t A, const Mesh& mesh) {
+    return predict(layout_of(model, zero, mesh), units_of(model), zero, shape, A, mesh);
+}
+
+// How far the first step may be from plain training's: further than `bounds`, if numbers travel in
+// fewer bits, by about twice what was measured (MEASURED.md).
+inline VerifyBounds bounds_of(const ZeroOptions& zero, VerifyBounds bounds) {
+    if (why_not_equal(zero).empty()) return bounds;
+    const bool fp8 = zero.gathers == Sent::fp8 || zero.sums == Sent::fp8;
+    bounds.gradient = std::max(bounds.gradient, fp8 ? 0.15 : 2e-3);
+    if (zero.gathers == Sent::fp8) bounds.first_loss = std::max(bounds.first_loss, 3e-3);
+    return bounds;
+}
+
+inline std::string what_needs_less(const Options& options, const ZeroOptions& zero) {
+    std::string ways = "more ranks";
+    if (zero.stage < 3) ways = "--stage 3, " + ways;
+    if (options.recompute != Recompute::full) ways += ", --recompute full";
+    if (options.micro_batch > 1) ways += ", a smaller --micro-batch";
+    return "to need less memory, use any of: " + ways;
+}
+
+inline std::string describe(const ZeroOptions& zero, int ranks) {
+    const char* sharded[] = {"nothing", "", " and gradients", ", gradients and parameters"};
+    std::string more;
+    const auto add = [&](bool given, const char* words) {
+        if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
+    };
+    add(zero.plain, "all at once, and nothing overlaps");
+    add(zero.keep_gathered, "parameters are gathered once a step");
+    add(zero.gathers == Sent::fp8, "parameters are gathered in fp8");
+    add(zero.sums != Sent::plain,
+        zero.sums == Sent::fp8 ? "gradients travel in fp8" : "gradients travel in bf16");
+    add(zero.cut == Cut::model, "the model is one unit");
+    add(zero.offload_activations, "the layers' inputs are on the host");
+    return fmt::format("stage {}: {}{}{} sharded over {}{}", zero.stage,
+                       zero.stage > 0 ? "optimizer states" : "",
+                       zero.offload ? " (on the host)" : "", sharded[zero.stage],
+                       format_count(ranks, "rank"), more);
+}
+
+// --estimate: nothing is allocated.
+inline void print_estimate(const Options& options, const ZeroOptions& zero_options,
+                           const StepShape& shape) {
+    const Communicator& ranks = Communicator::world();
+    const Mesh mesh(ranks, {{"dp", ranks.size()}});
+    Llama model(shape.config, shape.model);
+    Report report("02_zero", options, shape, 0);
+    report.configuration(sequences_of_step(options, ranks.size()), "");
+    report.technique("ZeRO", describe(zero_options, ranks.size()), {{"dp", ranks.size()}});
+    report.estimate(predict(model, zero_options, shape, options.grad_accum, mesh), 1,
+                    what_needs_less(options, zero_options));
+    report.finish();
+}
+
+}  // namespace ultrascale::zero

@@ -1,0 +1,70 @@
+// Rung 1, after 1_parallel_region.h. A linear split by the columns of the book's X W, which are the
+// rows of our weight (out, in): rank r computes its part of the outputs.
+//
+//     Y = X W^T        W = [ W_0 ]  rank 0        [ Y_0 | Y_1 ] = [ X W_0^T | X W_1^T ]
+//                          [ W_1 ]  rank 1        each rank needs all of X
+//
+//     forward    X is on every rank (f: nothing);  Y_r = X W_r^T
+//     backward   dX = sum over r of dY_r W_r       f: all-reduce
+//                dW_r = dY_r^T X                   needs no communication
+//
+// Next: 2_row_linear.h. Rung 2 (4_sequence_parallel.h) gathers X first and reduce-scatters dX. Rung
+// 3 hides dX's sum under dW (5_async_backward.h) and X's gather under Y's GEMM
+// (6_chunked_linear.h).
+#pragma once
+
+#include "1_parallel_region.h"
+#include "core/trace.h"
+
+namespace ultrascale::tensor_parallel {
+
+class ColumnLinear : public Linear {
+public:
+    // `gemm`: the plain Linear of model/parts.h with the rows of W that this rank holds. It
+    // multiplies; this class adds the communication before and after.
+    ColumnLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
+        : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
+
+    // exercise 03.1 begin: forward: Y_r = X W_r^T; backward: dX = sum over r of dY_r W_r
+    // x has the residual stream's shape; returns (B, T, this rank's outputs).
+    Tensor forward(const Tensor& x, Saved& saved, Context& context,
+                   const Tensor& residual) override {
+        const TraceName name(TraceName::part, name_);
+        check(!residual, "a column linear's output is in parts: it has no residual to add");
+        const Tensor whole = region_.enter(x);  // (B T, h)
+        Tensor y = empty_output(x.dtype(), context);
+        gemm_->multiply(y, whole);
+        saved.keep("x", whole);
+        return y;
+    }
+
+    Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
+        const TraceName name(TraceName::part, name_);
+        saved.keep("dy", dy);
+        return region_.leave(partial_dx(dy, context));
+    }
+    // exercise 03.1 end
+
+    void backward_weight(Saved& saved, Context& context) override {
+        gemm_->backward_weight(saved, context);  // as on one device
+    }
+
+protected:
+    Tensor empty_output(DType dtype, const Context& context) const {
+        const int64_t B = context.batch.sequences(), T = context.batch.length();
+        return Tensor::empty({B, T, outputs()}, dtype, Memory::activation);
+    }
+
+    // dY_r W_r: this rank's summand of dX.
+    Tensor partial_dx(const Tensor& dy, const Context& context) const {
+        const int64_t B = context.batch.sequences(), T = context.batch.length();
+        Tensor partial = region_.empty_partial({B, T, inputs()}, dy.dtype());
+        gemm_->multiply_backward(partial, dy);
+        return partial;
+    }
+
+    std::unique_ptr<Linear> gemm_;
+    const ParallelRegion& region_;
+};
+
+}  // namespace ultrascale::tensor_parallel
