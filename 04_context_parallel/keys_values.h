@@ -1,8 +1,8 @@
 // Keys and values, or their gradients, that travel together.
 #pragma once
 
+#include "5_merge.h"
 #include "comm/comm.h"
-#include "merge.h"
 
 namespace ultrascale::context_parallel {
 

@@ -11,9 +11,9 @@
 // is written, and the rest of the sum begins with zero.
 #pragma once
 
+#include "4_ring_plan.h"
 #include "kernels/ops_attention_open.h"
 #include "keys_values.h"
-#include "ring_plan.h"
 
 namespace ultrascale::context_parallel {
 

@@ -11,7 +11,7 @@
 
 #include "02_zero/predict.h"
 #include "03_tensor_parallel/predict.h"
-#include "04_context_parallel/predict.h"
+#include "04_context_parallel/lab/predict.h"
 #include "06_expert_parallel/predict.h"
 #include "composition.h"
 

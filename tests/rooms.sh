@@ -37,6 +37,15 @@ while IFS=: read -r file included; do
 done < <(grep -roE '^#include "[^"]+"' common --include=*.{h,cpp,cu,cuh} --exclude-dir=include |
     sed -E 's/:#include "([^"]+)"/:\1/')
 
+# The book, which is what lies beside a chapter's main.cpp, never includes the lab. (These chapters
+# have theirs in lab/.)
+book=""
+while IFS=: read -r file included; do
+    complain "$file" "$included"
+done < <(for chapter in $book; do
+    grep -HoE '^#include "(lab/[^"]+|train/run\.h)"' "$chapter"/*.h || true
+done | sed -E 's/:#include /:/')
+
 # A chapter uses common/ but no other chapter (09 combines the others), and neither CUDA nor NCCL
 # nor MPI (07 is about kernels). The operations of a chapter, in its kernels/, use what those of
 # common/ do.

@@ -1,8 +1,8 @@
 // A short training by 04_context_parallel's parts, in which something can be done wrong.
 #pragma once
 
-#include "04_context_parallel/bounds.h"
-#include "04_context_parallel/predict.h"
+#include "04_context_parallel/lab/bounds.h"
+#include "04_context_parallel/lab/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"

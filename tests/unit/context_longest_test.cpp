@@ -5,7 +5,7 @@
 #include <random>
 #include <sstream>
 
-#include "04_context_parallel/sections.h"
+#include "04_context_parallel/lab/sections.h"
 
 namespace ultrascale {
 using namespace ultrascale::context_parallel;

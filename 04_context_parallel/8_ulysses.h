@@ -17,8 +17,8 @@
 //     (u, chunks, tokens/u) ->  (chunks, u, tokens/u)             tokens in order within each chunk
 #pragma once
 
+#include "3_documents.h"
 #include "comm/comm.h"
-#include "documents.h"
 #include "row_order.h"
 
 namespace ultrascale::context_parallel {

@@ -12,9 +12,9 @@
 
 #include <cmath>
 
-#include "keys_values.h"
+#include "../4_ring_plan.h"
+#include "../keys_values.h"
 #include "lab/report/report.h"
-#include "ring_plan.h"
 
 namespace ultrascale::context_parallel {
 

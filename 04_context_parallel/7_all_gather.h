@@ -11,10 +11,10 @@
 // With a zig-zag the ranks' chunks arrive in the order 0 7 1 6 2 5 3 4 and are put in order.
 #pragma once
 
+#include "2_zigzag.h"
 #include "comm/comm.h"
 #include "model/parts.h"
 #include "row_order.h"
-#include "zigzag.h"
 
 namespace ultrascale::context_parallel {
 

@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "documents.h"
+#include "../3_documents.h"
 
 namespace ultrascale::context_parallel {
 

@@ -9,13 +9,13 @@
 // which put it together again before attention (ulysses.h).
 #pragma once
 
-#include "all_gather.h"
+#include "6_general_ring.h"
+#include "7_all_gather.h"
+#include "8_ulysses.h"
 #include "comm/mesh.h"
 #include "model/dropout.h"
 #include "model/llama.h"
-#include "ring.h"
 #include "train/data.h"
-#include "ulysses.h"
 
 namespace ultrascale::context_parallel {
 

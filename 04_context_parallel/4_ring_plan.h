@@ -18,8 +18,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "documents.h"
-#include "zigzag.h"
+#include "2_zigzag.h"
+#include "3_documents.h"
 
 namespace ultrascale::context_parallel {
 

@@ -22,9 +22,9 @@
 
 #include <cmath>
 
+#include "2_zigzag.h"
 #include "kernels/ops_attention_merge.h"
 #include "row_order.h"
-#include "zigzag.h"
 
 namespace ultrascale::context_parallel {
 

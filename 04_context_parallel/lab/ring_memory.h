@@ -2,7 +2,7 @@
 // gradients on their way.
 #pragma once
 
-#include "ring_plan.h"
+#include "../4_ring_plan.h"
 
 namespace ultrascale::context_parallel {
 

@@ -1,8 +1,8 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
+#include "../9_context_parallel.h"
 #include "comm/comm.h"
-#include "context_parallel.h"
 #include "lab/options/cli.h"
 
 namespace ultrascale::context_parallel {

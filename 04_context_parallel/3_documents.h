@@ -16,9 +16,9 @@
 #include <memory>
 #include <vector>
 
+#include "2_zigzag.h"
 #include "model/parts.h"
 #include "train/data.h"
-#include "zigzag.h"
 
 namespace ultrascale::context_parallel {
 

@@ -15,7 +15,7 @@
 // batches need.
 #pragma once
 
-#include "context_parallel.h"
+#include "../9_context_parallel.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 #include "ring_memory.h"

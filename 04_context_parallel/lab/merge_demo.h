@@ -6,9 +6,9 @@
 
 #include <cmath>
 
+#include "../5_merge.h"
 #include "core/random.h"
 #include "lab/report/report.h"
-#include "merge.h"
 
 namespace ultrascale::context_parallel {
 

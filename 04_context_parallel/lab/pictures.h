@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "documents.h"
+#include "../3_documents.h"
 #include "lab/pictures/svg.h"
 
 namespace ultrascale::context_parallel {
