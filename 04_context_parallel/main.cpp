@@ -1,6 +1,6 @@
 // Chapter 04: context parallelism. The ranks of a group share each sequence: every rank takes some
 // of its tokens through the whole model, and meets the others in attention only
-// (context_parallel.h and the file of each variant). Groups train on different samples.
+// (1_ring.h, and the file of each other variant). Groups train on different samples.
 #include "lab/balance_demo.h"
 #include "lab/bounds.h"
 #include "lab/compare.h"

@@ -19,10 +19,16 @@ inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp, b
     };
     using enum RingBackward;
     const RingBackward usual = documents ? restarted : reversed;
-    std::vector<std::pair<std::string, ContextOptions>> variants = {
-        {"ring, contiguous", ring(Layout::contiguous, usual, false)},
-        {"ring, striped", ring(Layout::striped, usual, false)},
-        {"ring, zigzag", ring(Layout::zigzag, usual, false)}};
+    std::vector<std::pair<std::string, ContextOptions>> variants;
+    if (!documents)
+        variants.push_back({"plain ring, contiguous",
+                            {.cp = cp,
+                             .variant = Variant::plain,
+                             .layout = Layout::contiguous,
+                             .backward = restarted}});
+    variants.insert(variants.end(), {{"ring, contiguous", ring(Layout::contiguous, usual, false)},
+                                     {"ring, striped", ring(Layout::striped, usual, false)},
+                                     {"ring, zigzag", ring(Layout::zigzag, usual, false)}});
     if (!documents) {
         variants.push_back({"ring, zigzag, own keys kept", ring(Layout::zigzag, kept, false)});
         variants.push_back(

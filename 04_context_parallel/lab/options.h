@@ -1,9 +1,9 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
-#include "../9_context_parallel.h"
 #include "comm/comm.h"
 #include "lab/options/cli.h"
+#include "shared_options.h"
 
 namespace ultrascale::context_parallel {
 
@@ -48,6 +48,7 @@ struct Chapter {
         if (context.cp == 1 && demo.empty() && !compare)  // no other rank to share with
             context = {.cp = 1, .layout = Layout::contiguous}, layout = "contiguous";
         complete(context, layout);
+        check_documents(context, options.document_token);
         if (options.document_token >= 0) context.backward = RingBackward::restarted;
         if (options.attention == AttentionKind::naive && context.cp > 1)
             user_error(
