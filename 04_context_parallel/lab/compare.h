@@ -75,8 +75,8 @@ inline bool compare_variants(
                     "a step",
                     cp_size, dp.size(), double(parameter_count(shape.config)) / 1e6,
                     dtype_name(shape.model.dtype), options.micro_batch, shape.seq, A));
-    print(fmt::format("  {:<28} {:>11} {:>9} {:>20}", "", "at the peak", "", "sent by attention"));
-    print(fmt::format("  {:<28} {:>11} {:>9} {:>10} {:>9} {:>7} {:>8}", "", "activations",
+    print(fmt::format("  {:<33} {:>11} {:>9} {:>20}", "", "at the peak", "", "sent by attention"));
+    print(fmt::format("  {:<33} {:>11} {:>9} {:>10} {:>9} {:>7} {:>8}", "", "activations",
                       "buffers", "mean", "most", "exposed", "step ms"));
     Report report("04_context_parallel", options, shape, 0);
     bool ok = true;
@@ -129,7 +129,7 @@ inline bool compare_variants(
                      mean = mean_of_ranks(world, sent),
                      most_activations = largest_of_ranks(world, double(activations)),
                      most_buffers = largest_of_ranks(world, double(buffers));
-        print(fmt::format("  {:<28} {:>11} {:>9} {:>10} {:>9} {:>7.2f} {:>8.2f}{}", name,
+        print(fmt::format("  {:<33} {:>11} {:>9} {:>10} {:>9} {:>7.2f} {:>8.2f}{}", name,
                           format_bytes(most_activations), format_bytes(most_buffers),
                           format_bytes(mean), format_bytes(most), m.exposed_seconds * 1e3,
                           m.step_seconds * 1e3, same ? "" : "   NOT as predicted"));
