@@ -61,8 +61,8 @@ inline Tensor rounded(const Tensor& x, DType dtype) {
     return y;
 }
 
-// Shapes: B sequences of which this rank has T tokens each; H query heads and K key heads of D
-// numbers. q, o and their gradients are (B, T, H, D); k and v (B, T, K, D); lse, delta (B, H, T).
+// A rank has T tokens of each of B sequences, H query heads and K key heads of D numbers: q and o are
+// (B, T, H, D), k and v (B, T, K, D), lse and delta (B, H, T). `saved` keeps what backward needs.
 class PlainRing : public AttentionCore {
 public:
     // `stream`: a queue of work beside the device's own, so that sending and computing overlap.
@@ -136,8 +136,8 @@ private:
         return {activation(x.k.shape(), DType::fp32), activation(x.v.shape(), DType::fp32)};
     }
 
-    // Begins to send this to the next rank and to receive as much from the previous one, and
-    // returns where that will be after under_way.wait(). What is sent stays alive until then.
+    // Begins to send this to the next rank and to receive as much from the previous one. Returns
+    // where that will be after under_way.wait(); its bytes are counted under `category`.
     KeysValues pass_on(const KeysValues& held, Work& under_way,
                        Memory category = Memory::communication) const {
         const KeysValues next{Tensor::empty(held.k.shape(), held.k.dtype(), category),

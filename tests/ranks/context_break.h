@@ -3,6 +3,7 @@
 
 #include "04_context_parallel/lab/bounds.h"
 #include "04_context_parallel/lab/predict.h"
+#include "04_context_parallel/lab/shared_options.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"
