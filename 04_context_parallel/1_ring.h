@@ -61,7 +61,7 @@ inline Tensor rounded(const Tensor& x, DType dtype) {
     return y;
 }
 
-// A rank has T tokens of each of B sequences, H query heads and K key heads of D numbers: q and o are
+// A rank has T tokens of each of B sequences, H query and K key heads of D numbers. q and o are
 // (B, T, H, D), k and v (B, T, K, D), lse and delta (B, H, T). `saved` keeps what backward needs.
 class PlainRing : public AttentionCore {
 public:
