@@ -1,18 +1,15 @@
 // Chapter 04: context parallelism. The ranks of a group share each sequence: every rank takes some
 // of its tokens through the whole model, and meets the others in attention only
-// (context_parallel.h and the file of each variant). Groups train on different samples.
-#include "balance_demo.h"
-#include "bounds.h"
-#include "compare.h"
-#include "document_counts.h"
-#include "lab/measure/layer_communication.h"
-#include "merge_demo.h"
-#include "options.h"
-#include "overlap_condition.h"
-#include "predict.h"
-#include "ring_demo.h"
-#include "sampling.h"
-#include "sections.h"
+// (1_ring.h, and the file of each other variant). Groups train on different samples.
+#include "lab/balance_demo.h"
+#include "lab/bounds.h"
+#include "lab/compare.h"
+#include "lab/merge_demo.h"
+#include "lab/options.h"
+#include "lab/predict.h"
+#include "lab/ring_demo.h"
+#include "lab/sampling.h"
+#include "lab/sections.h"
 #include "train/gradients.h"
 #include "train/run.h"
 
@@ -68,29 +65,15 @@ bool train(const Options& options, const ContextOptions& context, const StepShap
     what.next_token = [&](const HostBatch& text) {
         return logits_of_next(model, text, shape.config.vocab, parallel);
     };
-    DocumentCounts documents(shape, context, parallel);
-    LayerCommunication layer_communication;
-    what.watch = {&documents, &layer_communication};
+    Sections sections(shape, context, parallel);
+    what.watch = sections.watch();
     run.start(what);
     while (Step* step = run.next()) train_step(*step, model, optimizer, mesh);
 
     return run.finish([&](Report& report) {
-        Prediction predicted = predict(shape, context, parameters, options.grad_accum,
-                                       mesh.group({"dp", "cp"}), parallel.ring_rank())
-                                   .times(options.steps);
-        documents.correct(predicted);
-        bool ok = report.memory(predicted);
-        report_longest(report, shape, context, memory_limit());
-        ok =
-            report.communication_of_run(predicted, options.steps, run.validation_communication()) &&
-            ok;
-        if (context.cp > 1) layer_communication.add_to(report);
-        report_other_ranks(report, predicted, options.steps);
-        documents.print_balance(report);
-        if (report.full() && parallel.has_ring())
-            OverlapCondition(parallel, shape).print_table(report);
-        report.throughput(predicted);
-        return ok;
+        const Prediction step_prediction = predict(shape, context, parameters, options.grad_accum,
+                                                   mesh.group({"dp", "cp"}), parallel.ring_rank());
+        return sections.print(report, run, step_prediction.times(options.steps), options.steps);
     });
 }
 

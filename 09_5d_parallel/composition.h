@@ -15,7 +15,7 @@
 
 #include "02_zero/9_stages.h"
 #include "03_tensor_parallel/8_tensor_parallel.h"
-#include "04_context_parallel/predict.h"
+#include "04_context_parallel/lab/predict.h"
 #include "05_pipeline/forward_only.h"
 #include "05_pipeline/pipeline.h"
 #include "06_expert_parallel/expert_parallel.h"

@@ -1,9 +1,9 @@
-// Documents whose sequences are cut (04_context_parallel/documents.h): the data decide what travels
-// round the ring, and what a rank holds meanwhile. So each step's micro-batches are watched, and a
-// run's predictions follow from the plans of its batches.
+// Documents whose sequences are cut (04_context_parallel/3_documents.h): the data decide what
+// travels round the ring, and what a rank holds meanwhile. So each step's micro-batches are
+// watched, and a run's predictions follow from the plans of its batches.
 #pragma once
 
-#include "04_context_parallel/document_counts.h"
+#include "04_context_parallel/lab/document_counts.h"
 #include "predict.h"
 
 namespace ultrascale::five_d {

@@ -200,6 +200,7 @@ struct Chapter {
         const Axes& axes = t.axes;
         if (!order.empty()) t.axes.set_order(order);
         t.complete(ranks(), layout);
+        context_parallel::check_documents(t.context, options.document_token);
         tensor_parallel::complete(t.tensor, options.recompute);
         check_length(t, shape);  // before the experts' own check, which recommends no length
         complete_experts(options, shape);

@@ -12,7 +12,7 @@
 #include "01_data_parallel/lab/predict.h"
 #include "02_zero/lab/predict.h"
 #include "03_tensor_parallel/lab/predict.h"
-#include "04_context_parallel/predict.h"
+#include "04_context_parallel/lab/predict.h"
 #include "06_expert_parallel/predict.h"
 #include "composition.h"
 

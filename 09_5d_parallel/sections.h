@@ -2,7 +2,7 @@
 // --estimate.
 #pragma once
 
-#include "04_context_parallel/bounds.h"
+#include "04_context_parallel/lab/bounds.h"
 #include "06_expert_parallel/expert_run.h"
 #include "06_expert_parallel/plain_experts.h"
 #include "08_mixed_precision/lab/bounds.h"

@@ -4,7 +4,7 @@
 #include "02_zero/zero_options.h"
 #include "03_tensor_parallel/3_attention_heads.h"
 #include "03_tensor_parallel/tensor_options.h"
-#include "04_context_parallel/context_options.h"
+#include "04_context_parallel/lab/shared_options.h"
 #include "05_pipeline/schedules.h"
 #include "06_expert_parallel/expert_options.h"
 #include "08_mixed_precision/precision_options.h"

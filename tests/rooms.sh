@@ -61,7 +61,8 @@ done < <(grep -roE '^#include ["<][^">]+[">]' 0*/ --include=*.{h,cpp,cu,cuh} |
     sed -E 's/:#include /:/')
 
 # What lies directly in a chapter's folder is the book: of the laboratory only main.cpp makes use.
-book="00_single_gpu 01_data_parallel 02_zero 03_tensor_parallel"
+book="00_single_gpu 01_data_parallel 02_zero 03_tensor_parallel 04_context_parallel
+      08_mixed_precision"
 for chapter in $book; do
     while IFS=: read -r file included; do complain "$file" "$included"; done < <(
         grep -HoE '^#include "([^"]*/)?(lab/[^"]+|train/run\.h)"' "$chapter"/*.h |

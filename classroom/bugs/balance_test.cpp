@@ -1,7 +1,7 @@
 // Exercise 04.b4: the work of the ranks that share a sequence.
 #include <gtest/gtest.h>
 
-#include "04_context_parallel/zigzag.h"
+#include "04_context_parallel/2_zigzag.h"
 
 namespace ultrascale {
 using namespace ultrascale::context_parallel;

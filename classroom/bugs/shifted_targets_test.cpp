@@ -1,7 +1,7 @@
 // Exercise 04.b2: the targets of a rank's part of a sequence.
 #include <gtest/gtest.h>
 
-#include "04_context_parallel/context_parallel.h"
+#include "04_context_parallel/9_context_parallel.h"
 
 namespace ultrascale {
 using namespace ultrascale::context_parallel;

@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "04_context_parallel/context_parallel.h"
+#include "04_context_parallel/9_context_parallel.h"
 #include "core/device.h"
 #include "core/random_tensor.h"
 #include "lab/report/median_seconds.h"

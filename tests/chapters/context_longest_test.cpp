@@ -21,8 +21,8 @@ TEST(LongestSequence, WhatIsTooLongIsRefused) {
 }
 
 TEST(LongestSequence, ThatIsReportedTrains) {
-    for (const char* way :
-         {"", "--variant all-gather", "--variant ulysses", "--bidirectional on"}) {
+    for (const char* way : {"", "--variant plain", "--variant all-gather", "--variant ulysses",
+                            "--bidirectional on"}) {
         SCOPED_TRACE(way);
         const std::string options = fmt::format(
             "--steps 1 --micro-batch 1 --no-verify --device-memory 0.04 {} --seq ", way);

@@ -176,7 +176,8 @@ std::map<std::string, Json> compared(const std::string& arguments) {
     return rows;
 }
 
-// With documents a ring's backward goes again, so there are two rows less. Of contiguous chunks
+// With documents a ring's backward goes again, so there are two rows less; the plain
+// ring knows no documents. Of contiguous chunks
 // rank 0 receives no keys, but the table shows what the busiest rank holds.
 TEST(ContextParallelCompare, WithDocuments) {
     std::map<std::string, Json> rows = compared("--micro-batch 2 --document-token 10");
@@ -187,7 +188,7 @@ TEST(ContextParallelCompare, WithDocuments) {
 
 TEST(ContextParallelCompare, HasARowForEachVariant) {
     std::map<std::string, Json> rows = compared("--micro-batch 1");
-    EXPECT_EQ(rows.size(), 9u);
+    EXPECT_EQ(rows.size(), 10u);
     // Keys and values of a rank and layer, as in the test of what it costs.
     const double K = 2 * 16 * 4 * 16 * 4 * 2;
     const auto sent = [&](const char* variant, const char* which) {
@@ -196,6 +197,7 @@ TEST(ContextParallelCompare, HasARowForEachVariant) {
     for (const char* which : {"mean", "most"}) {
         EXPECT_EQ(sent("ring, zigzag", which), 9 * K);
         EXPECT_EQ(sent("ring, striped", which), 9 * K);
+        EXPECT_EQ(sent("plain ring, contiguous", which), 10 * K);
         EXPECT_EQ(sent("ring, zigzag, backward restarted", which), 10 * K);
         EXPECT_EQ(sent("ring, zigzag, own keys kept", which), 8 * K);
         EXPECT_EQ(sent("all-gather, zigzag", which), 9 * K);

@@ -29,9 +29,11 @@ TEST_F(ContextParallelBadInput, Options) {
 }
 
 TEST_F(ContextParallelBadInput, LayoutsThatAVariantDoesNotKnow) {
-    for (const char* layout : {"zigzag", "striped"})
-        expect(2, fmt::format("--variant ulysses --layout {}", layout),
-               {fmt::format("--layout {}", layout), "--variant ulysses", "contiguous only"});
+    for (const char* variant : {"plain", "ulysses"})
+        for (const char* layout : {"zigzag", "striped"})
+            expect(2, fmt::format("--variant {} --layout {}", variant, layout),
+                   {fmt::format("--layout {}", layout), fmt::format("--variant {}", variant),
+                    "contiguous only"});
     expect(2, "--variant all-gather --layout striped",
            {"--layout striped", "--variant all-gather", "contiguous and zigzag"});
     for (const char* layout : {"contiguous", "striped"})

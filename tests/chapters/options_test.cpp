@@ -69,7 +69,14 @@ TEST(Options, WithoutEffectAreRefused) {
             {"--compare", "--sequence-parallel"});
     refuses(2, "04_context_parallel", "--ulysses 2", {"--ulysses " + none, "--variant usp"});
     for (const char* option : {"--bidirectional on", "--ring-backward restarted", "--merge bf16"})
-        refuses(2, "04_context_parallel", fmt::format("--variant ulysses {}", option), {none});
+        for (const char* variant : {"plain", "ulysses"})
+            refuses(2, "04_context_parallel", fmt::format("--variant {} {}", variant, option),
+                    {none});
+    refuses(2, "04_context_parallel", "--variant plain --layout zigzag",
+            {"--layout zigzag", "--variant plain", "contiguous only"});
+    for (const char* chapter : {"04_context_parallel", "09_5d_parallel"})
+        refuses(2, chapter, "--cp 2 --variant plain --document-token 10",
+                {"--document-token", "--variant plain", "--variant ring"});
     refuses(2, "04_context_parallel", "--bidirectional on --ring-backward restarted",
             {"--ring-backward " + none});
     refuses(2, "04_context_parallel", "--tails on", {"--tails is called --bidirectional now"});

@@ -68,10 +68,11 @@ def context_parallel(rng, model, ranks, seq, options):
     cp = rng.choice(divides(range(1, ranks + 1), ranks))
     exchange = [u for u in divides(range(1, cp + 1), cp, heads)
                 if kv_heads % u == 0 or u % kv_heads == 0]
-    variant = rng.choice(["ring", "ring", "all-gather", "usp"]
+    variant = rng.choice(["plain", "ring", "ring", "all-gather", "usp"]
                          + (["ulysses"] if cp in exchange else []))
-    layout = rng.choice({"all-gather": ["contiguous", "zigzag"], "ulysses": ["contiguous"]}.get(
-        variant, ["contiguous", "zigzag", "zigzag", "striped"]))
+    layout = rng.choice({"all-gather": ["contiguous", "zigzag"], "ulysses": ["contiguous"],
+                         "plain": ["contiguous"]}.get(
+                             variant, ["contiguous", "zigzag", "zigzag", "striped"]))
     options.append(f"--cp {cp} --variant {variant} --layout {layout}")
     inside = 1
     if variant == "usp":

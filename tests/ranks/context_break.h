@@ -1,8 +1,9 @@
 // A short training by 04_context_parallel's parts, in which something can be done wrong.
 #pragma once
 
-#include "04_context_parallel/bounds.h"
-#include "04_context_parallel/predict.h"
+#include "04_context_parallel/lab/bounds.h"
+#include "04_context_parallel/lab/predict.h"
+#include "04_context_parallel/lab/shared_options.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"
@@ -32,6 +33,8 @@ struct Ingredients {
     Stream& stream;
     // The chapter's ring, of these ranks; `layout`: for which it is planned.
     std::unique_ptr<AttentionCore> ring(const Communicator& ring_ranks, Layout layout) const {
+        if (options.variant == Variant::plain)
+            return std::make_unique<PlainRing>(ring_ranks, stream);
         const auto plan = std::make_shared<PlanOfBatch>(
             RingPlan(SequenceCut(layout, cp.size(), T), options.bidirectional, nullptr), Tensor());
         return std::make_unique<RingAttention>(
@@ -59,6 +62,12 @@ struct Breaks {
 };
 
 inline int ranks() { return Communicator::world().size(); }
+inline ContextOptions plain() {
+    return {.cp = ranks(),
+            .variant = Variant::plain,
+            .layout = Layout::contiguous,
+            .backward = RingBackward::restarted};
+}
 inline ContextOptions ring_of(Layout layout, RingBackward backward = RingBackward::reversed) {
     return {.cp = ranks(), .layout = layout, .backward = backward};
 }
@@ -77,7 +86,8 @@ inline ContextOptions usp(Layout layout) {
     return {.cp = ranks(), .variant = Variant::usp, .layout = layout, .ulysses = inside};
 }
 inline std::vector<ContextOptions> every_variant() {
-    return {ring_of(Layout::contiguous),
+    return {plain(),
+            ring_of(Layout::contiguous),
             ring_of(Layout::zigzag, RingBackward::restarted),
             ring_of(Layout::zigzag, RingBackward::kept),
             ring_of(Layout::striped),

@@ -13,9 +13,10 @@ TEST(ContextParallelBreak, UnchangedTechniquesPass) {
         expect(train(context), true, true, true);
     }
     if (ranks() % 2 != 0) return;
-    ContextOptions half = ring_of(Layout::zigzag);  // and data parallelism
-    half.cp = ranks() / 2;
-    if (half.cp > 1) expect(train(half), true, true, true);
+    for (ContextOptions half : {plain(), ring_of(Layout::zigzag)}) {  // and data parallelism
+        half.cp = ranks() / 2;
+        if (half.cp > 1) expect(train(half), true, true, true);
+    }
 }
 
 TEST(ContextParallelBreak, UnchangedTechniquesPassTheOtherWays) {
@@ -32,13 +33,16 @@ TEST(ContextParallelBreak, UnchangedTechniquesPassTheOtherWays) {
             EXPECT_TRUE(train(context, other).verified);
         }
     }
+    EXPECT_TRUE(
+        train(plain(), {.split_backward = true, .loss_chunk = 5, .dropout = 0.1, .tied = true})
+            .verified);
     // Lengths of documents differ by rank, and what each rank counts does, too.
     EXPECT_TRUE(train(ring_of(Layout::striped), {.documents = true}).verified);
 }
 
 TEST(ContextParallelBreak, GradientsAreSummedOverDataParallelRanksOnly) {
     NEEDS_RANKS();
-    for (const ContextOptions& context : {ring_of(Layout::zigzag), ulysses()}) {
+    for (const ContextOptions& context : {plain(), ring_of(Layout::zigzag), ulysses()}) {
         expect(train(context, {.sum = false}), false, true, false);
         EXPECT_FALSE(train(context, {.summed_apart = {"cp"}}).verified);
     }
@@ -53,7 +57,8 @@ TEST(ContextParallelBreak, TargetsAreShiftedAfterTheCut) {
             part.targets[size_t((b + 1) * part.length - 1)] = part.tokens[size_t(b * part.length)];
     };
     for (const ContextOptions& context :
-         {ring_of(Layout::zigzag), rounded_ring(Layout::zigzag), all_gather(Layout::contiguous)})
+         {plain(), ring_of(Layout::zigzag), rounded_ring(Layout::zigzag),
+          all_gather(Layout::contiguous)})
         expect(train(context, breaks), false, true, true);
 }
 
@@ -72,7 +77,7 @@ TEST(ContextParallelBreak, PositionsRestartOnEachRank) {
             part.positions[i] = int32_t(i % size_t(part.length));
     };
     for (const ContextOptions& context :
-         {ring_of(Layout::contiguous), ring_of(Layout::zigzag), ulysses()})
+         {plain(), ring_of(Layout::contiguous), ring_of(Layout::zigzag), ulysses()})
         expect(train(context, breaks), false, true, true);
 }
 
@@ -102,14 +107,14 @@ TEST(ContextParallelBreak, RoundedMergesHaveBoundsOfTheirOwn) {
 // Ranks are numbered from the other end in the ring, so they take keys for those of other owners.
 TEST(ContextParallelBreak, KeysAreOfAnotherOwner) {
     NEEDS_RANKS();
-    for (const RingBackward backward : {RingBackward::restarted, RingBackward::reversed}) {
+    for (const ContextOptions& context :
+         {plain(), ring_of(Layout::zigzag, RingBackward::restarted), ring_of(Layout::zigzag)}) {
         std::optional<Communicator> turned;
         const auto attention = [&](const Ingredients& i) {
             if (!turned) turned = i.cp.split(0, -i.cp.rank(), "cp");
             return i.ring(*turned, i.options.layout);
         };
-        expect(train(ring_of(Layout::zigzag, backward), {.attention = attention}), false, true,
-               true);
+        expect(train(context, {.attention = attention}), false, true, true);
     }
 }
 
@@ -137,6 +142,7 @@ TEST(ContextParallelBreak, ARingInTheTestPasses) {  // so that what follows fail
     NEEDS_RANKS();
     for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
         expect(train(ring_of(layout), with<ChangedRing>()), true, true, true);
+    expect(train(plain(), with<ChangedRing>()), true, true, true);
 }
 
 // Every rank's own keys only; what came round is forgotten.
@@ -156,7 +162,8 @@ TEST(ContextParallelBreak, BlocksAreForgotten) {
             return o;
         }
     };
-    for (const ContextOptions& context : {ring_of(Layout::zigzag), rounded_ring(Layout::zigzag)})
+    for (const ContextOptions& context :
+         {plain(), ring_of(Layout::zigzag), rounded_ring(Layout::zigzag)})
         expect(train(context, with<Broken>()), false, true, true);
 }
 
@@ -174,7 +181,7 @@ TEST(ContextParallelBreak, BackwardHasTheLogSumExpOfOneBlock) {
         }
     };
     for (const ContextOptions& context :
-         {ring_of(Layout::contiguous), rounded_ring(Layout::contiguous)})
+         {plain(), ring_of(Layout::contiguous), rounded_ring(Layout::contiguous)})
         expect(train(context, with<Broken>()), false, true, true);
 }
 
@@ -213,7 +220,7 @@ TEST(ContextParallelBreak, OutputsAreAveraged) {
         }
     };
     for (const ContextOptions& context :
-         {ring_of(Layout::contiguous), rounded_ring(Layout::contiguous)})
+         {plain(), ring_of(Layout::contiguous), rounded_ring(Layout::contiguous)})
         EXPECT_FALSE(train(context, with<Broken>()).verified);
 }
 
@@ -228,8 +235,34 @@ TEST(ContextParallelBreak, AGradientNeverComesHome) {
             return gradients;
         }
     };
-    for (const RingBackward backward : {RingBackward::restarted, RingBackward::reversed})
-        expect(train(ring_of(Layout::zigzag, backward), with<Broken>()), false, true, true);
+    for (const ContextOptions& context :
+         {plain(), ring_of(Layout::zigzag, RingBackward::restarted), ring_of(Layout::zigzag)})
+        expect(train(context, with<Broken>()), false, true, true);
+}
+
+// The plain ring's finished sums are one rank before their owner, as without the last hop.
+TEST(ContextParallelBreak, TheLastHopHomeIsLeftOut) {
+    NEEDS_RANKS();
+    struct Broken : ChangedRing {
+        explicit Broken(const Ingredients& i) : ChangedRing(i), stream(i.stream) {}
+        // One rank back from home: an owner has its neighbour's sums.
+        Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
+            const Gradients home = ring->backward(dout, saved, context);
+            const Gradients short_of_it{
+                home.dq, Tensor::empty(home.dk.shape(), home.dk.dtype(), Memory::workspace),
+                Tensor::empty(home.dv.shape(), home.dv.dtype(), Memory::workspace)};
+            const int n = cp.size(), back = (cp.rank() + n - 1) % n, from = (cp.rank() + 1) % n;
+            cp.send_recv({{Transfer::send, home.dk, back},
+                          {Transfer::send, home.dv, back},
+                          {Transfer::recv, short_of_it.dk, from},
+                          {Transfer::recv, short_of_it.dv, from}},
+                         stream)
+                .wait();
+            return short_of_it;
+        }
+        Stream& stream;
+    };
+    expect(train(plain(), with<Broken>()), false, true, false);
 }
 
 // The reversed backward must start with the keys that forward held last.
@@ -257,6 +290,7 @@ TEST(ContextParallelBreak, KeepsOrSendsOtherThanPredicted) {
     const ContextOptions reversed = ring_of(Layout::zigzag),
                          again = ring_of(Layout::zigzag, RingBackward::restarted),
                          kept = ring_of(Layout::zigzag, RingBackward::kept);
+    EXPECT_FALSE(predicted_as(plain(), reversed).communication);
     EXPECT_FALSE(predicted_as(again, reversed).communication);
     EXPECT_FALSE(predicted_as(reversed, again).communication);
     EXPECT_FALSE(predicted_as(kept, reversed).communication);

@@ -2,6 +2,7 @@
 // compared with a count of single pairs.
 #include <set>
 
+#include "04_context_parallel/lab/ring_work.h"
 #include "context_pairs.h"
 
 namespace ultrascale {

@@ -5,7 +5,7 @@
 #include <random>
 #include <sstream>
 
-#include "04_context_parallel/sections.h"
+#include "04_context_parallel/lab/sections.h"
 
 namespace ultrascale {
 using namespace ultrascale::context_parallel;
@@ -25,6 +25,10 @@ StepShape shape_of(const std::string& model, Recompute recompute, int64_t micro_
 std::vector<ContextOptions> ways(int cp) {
     std::vector<ContextOptions> ways{
         {.cp = cp},
+        {.cp = cp,
+         .variant = Variant::plain,
+         .layout = Layout::contiguous,
+         .backward = RingBackward::restarted},
         {.cp = cp, .layout = Layout::striped, .backward = RingBackward::restarted},
         {.cp = cp, .bidirectional = true},
         {.cp = cp, .variant = Variant::all_gather, .layout = Layout::contiguous},

@@ -7,8 +7,8 @@
 #include <functional>
 #include <map>
 
-#include "04_context_parallel/documents.h"
-#include "04_context_parallel/zigzag.h"
+#include "04_context_parallel/2_zigzag.h"
+#include "04_context_parallel/3_documents.h"
 
 namespace ultrascale {
 using namespace ultrascale::context_parallel;

@@ -2,7 +2,7 @@
 // it.
 #include <set>
 
-#include "04_context_parallel/ring_plan.h"
+#include "04_context_parallel/4_ring_plan.h"
 #include "context_pairs.h"
 
 namespace ultrascale {

@@ -1,13 +1,13 @@
-// What a rank holds and sends, by formula. In a step with A micro-batches and L layers, with K the
-// bytes of a rank's keys and values and S those of their gradients in fp32 (2 K if the activations
-// have 16 bits), each layer sends
+// What a rank holds and sends, by formula. In a step with A micro-batches and L layers, with kv the
+// bytes of a rank's keys and values and dkv those of their gradients in fp32 (2 kv if the
+// activations have 16 bits), each layer sends
 //
 //                              forward            backward
-//     ring, again              (n-1) K            (n-1) K + n S
-//     ring, reversed           (n-1) K            (n-1) K + (n-1) S
-//     ring, own keys kept      (n-1) K            (n-2) K + (n-1) S
-//     bidirectional, rank r   (2n-1-r)/2 K, and (n-1)/2 K for rank 0; see add_bidirectional()
-//     all-gather               (n-1) K            (n-1) K + (n-1) S
+//     plain; ring, restarted   (n-1) kv           (n-1) kv + n dkv
+//     ring, reversed           (n-1) kv           (n-1) kv + (n-1) dkv
+//     ring, own keys kept      (n-1) kv           (n-2) kv + (n-1) dkv
+//     bidirectional, rank r   (2n-1-r)/2 kv, and (n-1)/2 kv for rank 0; see add_bidirectional()
+//     all-gather               (n-1) kv           (n-1) kv + (n-1) dkv
 //     Ulysses                  (u-1)/u (q, k, v, o); the same for their gradients
 //
 // and everything else nothing. Where a layer's forward runs again (full recomputation), its sends
@@ -15,7 +15,7 @@
 // batches need.
 #pragma once
 
-#include "context_parallel.h"
+#include "../9_context_parallel.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 #include "ring_memory.h"
@@ -68,6 +68,17 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
         m.communication = n * (bytes.kv + bytes.sums * (in_order ? 1 : 1.5));
         // While attention computes; or when dq, dk, dv are put together, and are all that is left.
         m.backward = std::max((half ? bytes.sums / 2 : 0) - bytes.kv, -bytes.q - 2 * bytes.lse);
+        return m;
+    }
+    if (o.variant == Variant::plain) {
+        // Keys that are held and those that come, and sums that go and those that come; on two
+        // ranks one of each is the rank's own.
+        m.communication = (n > 2 ? 2 : 1) * (bytes.kv + bytes.sums);
+        m.forward = half ? 2 * bytes.q : 0;  // the output's sum in fp32
+        // Until hop 0 is over own keys are there, with the gradients' part and sums. At the end
+        // there are still both of these, and dq, dk, dv are rounded.
+        m.backward = dq - bytes.q - 2 * bytes.kv + 2 * bytes.sums +
+                     std::max(bytes.kv, half ? bytes.q + bytes.kv : 0);
         return m;
     }
     if (o.ring_degree() > 1) {

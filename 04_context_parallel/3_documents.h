@@ -1,4 +1,5 @@
-// Documents: attention that stays inside documents (--document-token), when sequences are cut.
+// Adds documents: attention that stays inside them (--document-token), when sequences are cut.
+// Where each line of a text is one, 8 ranks send 10.1 MiB a step instead of 11.0 (MEASURED.md).
 //
 // A query sees only keys of its own document. So a block of queries and keys from different
 // documents holds no pair: it is not computed, and keys that no rank further on needs are not sent.
@@ -16,9 +17,9 @@
 #include <memory>
 #include <vector>
 
+#include "2_zigzag.h"
 #include "model/parts.h"
 #include "train/data.h"
-#include "zigzag.h"
 
 namespace ultrascale::context_parallel {
 
@@ -62,49 +63,5 @@ private:
     std::shared_ptr<const HostBatch> whole_;
     SequenceCut cut_;
 };
-
-// Attended pairs of a sequence, over the ranks: their mean, and the most of any rank. The work is
-// balanced if mean / most is 1.
-struct Balance {
-    double mean = 0, most = 0;
-    double efficiency() const { return most > 0 ? mean / most : 1; }
-};
-inline Balance balance_of(const std::vector<double>& pairs) {
-    Balance balance;
-    for (const double rank_pairs : pairs)
-        balance.mean += rank_pairs / double(pairs.size()),
-            balance.most = std::max(balance.most, rank_pairs);
-    return balance;
-}
-
-// The pairs of each rank of a cut.
-inline std::vector<double> pairs_by_rank(const SequenceCut& cut, const int32_t* document_starts) {
-    std::vector<double> pairs(size_t(cut.ranks()), 0.0);
-    for (int64_t rank = 0; rank < cut.ranks(); ++rank)
-        for (int64_t i = 0; i < cut.length(); ++i) {
-            const int64_t at = cut.position(rank, i);
-            pairs[size_t(rank)] += double(at + 1 - (document_starts ? document_starts[at] : 0));
-        }
-    return pairs;
-}
-// The same for a zig-zag within each document: each is cut into 2n pieces of nearly equal size, and
-// rank r takes pieces r and 2n-1-r. (Only counted, to compare: attention on it would need a mask
-// for every token.)
-inline std::vector<double> pairs_by_document_zigzag(int64_t ranks, int64_t seq,
-                                                    const int32_t* document_starts) {
-    std::vector<double> pairs(size_t(ranks), 0.0);
-    for (int64_t first = 0; first < seq;) {
-        int64_t end = first + 1;
-        while (end < seq && document_starts[end] == first) ++end;
-        for (int64_t piece = 0; piece < 2 * ranks; ++piece) {
-            const int64_t rank = std::min(piece, 2 * ranks - 1 - piece), size = end - first;
-            const int64_t begin = size * piece / (2 * ranks),
-                          stop = size * (piece + 1) / (2 * ranks);
-            for (int64_t i = begin; i < stop; ++i) pairs[size_t(rank)] += double(i + 1);
-        }
-        first = end;
-    }
-    return pairs;
-}
 
 }  // namespace ultrascale::context_parallel

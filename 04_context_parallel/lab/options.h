@@ -2,8 +2,8 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "context_parallel.h"
 #include "lab/options/cli.h"
+#include "shared_options.h"
 
 namespace ultrascale::context_parallel {
 
@@ -48,6 +48,7 @@ struct Chapter {
         if (context.cp == 1 && demo.empty() && !compare)  // no other rank to share with
             context = {.cp = 1, .layout = Layout::contiguous}, layout = "contiguous";
         complete(context, layout);
+        check_documents(context, options.document_token);
         if (options.document_token >= 0) context.backward = RingBackward::restarted;
         if (options.attention == AttentionKind::naive && context.cp > 1)
             user_error(

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "documents.h"
 #include "lab/pictures/svg.h"
+#include "ring_work.h"
 
 namespace ultrascale::context_parallel {
 

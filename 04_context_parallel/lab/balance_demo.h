@@ -3,9 +3,9 @@
 // (ring_work.h).
 #pragma once
 
-#include "balance_picture.h"
 #include "lab/options/cli.h"
 #include "lab/report/report.h"
+#include "pictures.h"
 #include "ring_work.h"
 
 namespace ultrascale::context_parallel {

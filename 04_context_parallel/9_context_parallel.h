@@ -5,59 +5,20 @@
 //     cp ranks = ring_degree x ulysses_degree (USP); rank = place in the ring x ulysses_degree +
 //     place inside
 //
-// The sequence is cut over the ring (zigzag.h), and each chunk of the cut over the ranks inside,
-// which put it together again before attention (ulysses.h).
+// The sequence is cut over the ring (2_zigzag.h), and each chunk of the cut over the ranks inside,
+// which put it together again before attention (8_ulysses.h).
 #pragma once
 
-#include "all_gather.h"
+#include "1_ring.h"
+#include "6_general_ring.h"
+#include "7_all_gather.h"
+#include "8_ulysses.h"
 #include "comm/mesh.h"
 #include "model/dropout.h"
 #include "model/llama.h"
-#include "ring.h"
 #include "train/data.h"
-#include "ulysses.h"
 
 namespace ultrascale::context_parallel {
-
-// A sequence's length must be a multiple of this.
-inline int64_t sequence_multiple(const ContextOptions& o) {
-    return SequenceCut::multiple(o.layout, o.ring_degree()) * o.ulysses_degree();
-}
-
-// Why the heads cannot be exchanged among u ranks; empty: they can.
-inline std::string why_no_exchange(const LlamaConfig& config, int64_t u) {
-    if (u > config.heads)
-        return fmt::format("there are {}, and a head is not split",
-                           format_count(config.heads, "attention head"));
-    if (config.heads % u != 0)
-        return fmt::format("{} attention heads cannot be shared equally; it must divide them",
-                           config.heads);
-    if (config.kv_heads % u != 0 && u % config.kv_heads != 0)
-        return fmt::format(
-            "{} key-value heads can neither be shared equally nor copied equally often; it must "
-            "divide their number or be a multiple of it",
-            config.kv_heads);
-    return "";
-}
-
-// Throws UserError if the model's heads or sequences of `seq` tokens cannot be shared.
-inline void check_shares(const LlamaConfig& config, const ContextOptions& o, int64_t seq) {
-    const int64_t u = o.ulysses_degree(), multiple = sequence_multiple(o);
-    if (const std::string reason = why_no_exchange(config, u); !reason.empty()) {
-        const char* option =
-            o.variant == Variant::usp ? "--ulysses" : "--variant ulysses with --cp";
-        int64_t fewer = u - 1;  // that divide the ranks, too
-        while (u % fewer != 0 || !why_no_exchange(config, fewer).empty()) --fewer;
-        user_error("{} {}: {}{}", option, u, reason,
-                   fewer > 1 ? fmt::format("; {} would work", fewer) : "");
-    }
-    if (seq % multiple != 0)
-        user_error("--cp {}: sequences of {} cannot be cut {}; --seq {} would work", o.cp,
-                   format_count(seq, "token"),
-                   o.layout == Layout::zigzag ? "into two equal chunks a rank (zigzag)"
-                                              : "into equal parts",
-                   (seq + multiple - 1) / multiple * multiple);
-}
 
 class ContextParallel {
 public:
@@ -153,6 +114,7 @@ private:
         const auto plans = [this](const Batch& batch) -> const PlanOfBatch& {
             return plan_of(batch);
         };
+        if (options_.variant == Variant::plain) return std::make_unique<PlainRing>(cp_, *stream_);
         if (options_.variant == Variant::all_gather)
             return std::make_unique<AllGatherAttention>(cp_, cut_, orders_);
         std::unique_ptr<AttentionCore> core;

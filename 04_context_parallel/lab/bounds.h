@@ -1,7 +1,7 @@
 // How far --verify lets a run be from the plain training, if its merges round.
 #pragma once
 
-#include "context_options.h"
+#include "../context_options.h"
 #include "lab/verify/verify.h"
 
 namespace ultrascale::context_parallel {

@@ -7,8 +7,11 @@
 #include <numeric>
 #include <set>
 
+#include "document_counts.h"
+#include "lab/measure/layer_communication.h"
 #include "lab/verify/whole_values.h"
 #include "longest.h"
+#include "overlap_condition.h"
 #include "train/run.h"
 
 namespace ultrascale::context_parallel {
@@ -169,6 +172,41 @@ inline void report_other_ranks(Report& report, const Prediction& run_prediction,
     report.value("send_recv_sent", "mean", mean);
     report.value("send_recv_sent", "most", most);
 }
+
+// What is watched during a training, and what its report shows.
+class Sections {
+public:
+    Sections(const StepShape& shape, const ContextOptions& context, ContextParallel& parallel)
+        : shape_(shape),
+          context_(context),
+          parallel_(parallel),
+          documents_(shape, context, parallel) {}
+
+    std::vector<Hooks*> watch() { return {&documents_, &layers_}; }
+
+    // `predicted`: for all steps, without documents. Returns false if memory or communication is
+    // not as predicted.
+    bool print(Report& report, const Run& run, Prediction predicted, int64_t steps) {
+        documents_.correct(predicted);
+        bool ok = report.memory(predicted);
+        report_longest(report, shape_, context_, memory_limit());
+        ok = report.communication_of_run(predicted, steps, run.validation_communication()) && ok;
+        if (context_.cp > 1) layers_.add_to(report);
+        report_other_ranks(report, predicted, steps);
+        documents_.print_balance(report);
+        if (report.full() && parallel_.has_ring())
+            OverlapCondition(parallel_, shape_).print_table(report);
+        report.throughput(predicted);
+        return ok;
+    }
+
+private:
+    const StepShape& shape_;
+    const ContextOptions& context_;
+    ContextParallel& parallel_;
+    DocumentCounts documents_;
+    LayerCommunication layers_;
+};
 
 // --estimate: the rank's parameters are only described; nothing is allocated.
 inline void print_estimate(const Options& options, const ContextOptions& context,

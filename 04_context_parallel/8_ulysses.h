@@ -1,6 +1,7 @@
 // DeepSpeed-Ulysses (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509): heads are independent.
 // So before attention an all-to-all turns "some tokens of all heads" into "all tokens of some
-// heads", and after it another one turns back.
+// heads", and after it another one turns back. On 4 ranks this sends 4.5 MiB a step, the reversed
+// ring 9.0 (README.md).
 //
 //     u = 2            before: (tokens x heads)     inside                  after
 //     rank 0           tokens 0-7,  heads 0 1 2 3   tokens 0-15, heads 0 1  as before
@@ -17,9 +18,8 @@
 //     (u, chunks, tokens/u) ->  (chunks, u, tokens/u)             tokens in order within each chunk
 #pragma once
 
+#include "3_documents.h"
 #include "comm/comm.h"
-#include "documents.h"
-#include "row_order.h"
 
 namespace ultrascale::context_parallel {
 

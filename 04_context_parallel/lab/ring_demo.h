@@ -1,7 +1,7 @@
 // --demo ring: ring attention with one head on sixteen tokens, shared by four ranks with four
 // tokens each (as many as in the playbook's picture of the causal mask). Queries stay; keys and
 // values go to the next rank after every hop. Each rank merges what it gets from the keys that it
-// holds (merge.h) and ends with plain attention's output.
+// holds (5_partial_sums.h) and ends with plain attention's output.
 //
 // The first number of value i is i / 10, the second one i % 2. So an output tells which tokens the
 // query looks at: the mean of their places over 10, and how much of its weight is on odd ones.
@@ -12,9 +12,8 @@
 
 #include <cmath>
 
-#include "keys_values.h"
+#include "../5_partial_sums.h"
 #include "lab/report/report.h"
-#include "ring_plan.h"
 
 namespace ultrascale::context_parallel {
 
@@ -159,7 +158,7 @@ inline bool demo_ring(const Communicator& world) {
     print(
         "ring attention: 16 tokens, causal; rank r has the queries qr, the keys kr and values vr");
     print("of tokens 4r to 4r+3. A dot: the key is hidden, because it comes after the query.");
-    print("A row's log-sum-exp, by which the ranks merge (merge.h), is its max + log(its sum).");
+    print("A row's log-sum-exp, by which the ranks merge (1_ring.h), is its max + log(its sum).");
     print(real ? "The four ranks really send their keys and values."
                : fmt::format("{}, not 4: rank 0 shows all four, and nothing is sent.",
                              format_count(world.size(), "rank")));

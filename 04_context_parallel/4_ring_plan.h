@@ -1,7 +1,8 @@
-// Which keys and values travel round the ring, in which direction and how far: what ring.h carries
-// out.
+// Adds ways to go round: which keys and values travel, in which direction and how far, as a plan
+// that 6_general_ring.h carries out. On 4 ranks a ring in both directions sends 7.6 MiB a step on
+// average, the plain one 10.0 (README.md).
 //
-// They travel as KV chunks, each a part of its owner's tokens, one rank a hop:
+// Keys and values travel as KV chunks, each a part of its owner's tokens, one rank a hop:
 //
 //     plain             one KV chunk a rank, all its tokens, to the next rank, n - 1 hops
 //     bidirectional     two: the head to the next rank, n - 1 hops; the tail to the previous one,
@@ -18,8 +19,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "documents.h"
-#include "zigzag.h"
+#include "2_zigzag.h"
+#include "3_documents.h"
 
 namespace ultrascale::context_parallel {
 

@@ -19,6 +19,7 @@
 #include <limits>
 
 #include "predict.h"
+#include "shared_options.h"
 
 namespace ultrascale::context_parallel {
 

@@ -19,10 +19,16 @@ inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp, b
     };
     using enum RingBackward;
     const RingBackward usual = documents ? restarted : reversed;
-    std::vector<std::pair<std::string, ContextOptions>> variants = {
-        {"ring, contiguous", ring(Layout::contiguous, usual, false)},
-        {"ring, striped", ring(Layout::striped, usual, false)},
-        {"ring, zigzag", ring(Layout::zigzag, usual, false)}};
+    std::vector<std::pair<std::string, ContextOptions>> variants;
+    if (!documents)
+        variants.push_back({"plain ring, contiguous",
+                            {.cp = cp,
+                             .variant = Variant::plain,
+                             .layout = Layout::contiguous,
+                             .backward = restarted}});
+    variants.insert(variants.end(), {{"ring, contiguous", ring(Layout::contiguous, usual, false)},
+                                     {"ring, striped", ring(Layout::striped, usual, false)},
+                                     {"ring, zigzag", ring(Layout::zigzag, usual, false)}});
     if (!documents) {
         variants.push_back({"ring, zigzag, own keys kept", ring(Layout::zigzag, kept, false)});
         variants.push_back(
@@ -69,8 +75,8 @@ inline bool compare_variants(
                     "a step",
                     cp_size, dp.size(), double(parameter_count(shape.config)) / 1e6,
                     dtype_name(shape.model.dtype), options.micro_batch, shape.seq, A));
-    print(fmt::format("  {:<28} {:>11} {:>9} {:>20}", "", "at the peak", "", "sent by attention"));
-    print(fmt::format("  {:<28} {:>11} {:>9} {:>10} {:>9} {:>7} {:>8}", "", "activations",
+    print(fmt::format("  {:<33} {:>11} {:>9} {:>20}", "", "at the peak", "", "sent by attention"));
+    print(fmt::format("  {:<33} {:>11} {:>9} {:>10} {:>9} {:>7} {:>8}", "", "activations",
                       "buffers", "mean", "most", "exposed", "step ms"));
     Report report("04_context_parallel", options, shape, 0);
     bool ok = true;
@@ -123,7 +129,7 @@ inline bool compare_variants(
                      mean = mean_of_ranks(world, sent),
                      most_activations = largest_of_ranks(world, double(activations)),
                      most_buffers = largest_of_ranks(world, double(buffers));
-        print(fmt::format("  {:<28} {:>11} {:>9} {:>10} {:>9} {:>7.2f} {:>8.2f}{}", name,
+        print(fmt::format("  {:<33} {:>11} {:>9} {:>10} {:>9} {:>7.2f} {:>8.2f}{}", name,
                           format_bytes(most_activations), format_bytes(most_buffers),
                           format_bytes(mean), format_bytes(most), m.exposed_seconds * 1e3,
                           m.step_seconds * 1e3, same ? "" : "   NOT as predicted"));

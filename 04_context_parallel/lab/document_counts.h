@@ -1,9 +1,10 @@
-// With documents (documents.h) the data decide what travels round the ring, what a rank holds
+// With documents (3_documents.h) the data decide what travels round the ring, what a rank holds
 // meanwhile, and how well the work is balanced. So a run's predictions are added up from the plans
 // of its batches, micro-batch by micro-batch.
 #pragma once
 
 #include "predict.h"
+#include "ring_work.h"
 
 namespace ultrascale::context_parallel {
 

@@ -1,7 +1,7 @@
 // --sample, the text that a trained model continues, where several ranks share each sequence.
 #pragma once
 
-#include "context_parallel.h"
+#include "../9_context_parallel.h"
 #include "train/sampling.h"
 
 namespace ultrascale::context_parallel {

@@ -1,14 +1,14 @@
 // --demo merge: what rounding costs as the ring grows. The same attention with its keys in one
-// piece, and in 2 to 64 blocks whose outputs are merged (merge.h). Kept in fp32, the sum's error
-// stays below 5e-6. Kept in bf16, the sum is rounded at every merge: the error is a thousand times
-// as large, and grows with the number of blocks, which is the number of ranks in the ring.
+// piece, and in 2 to 64 blocks whose outputs are merged (5_partial_sums.h). Kept in fp32, the sum's
+// error stays below 5e-6. Kept in bf16, the sum is rounded at every merge: the error is a thousand
+// times as large, and grows with the number of blocks, which is the number of ranks in the ring.
 #pragma once
 
 #include <cmath>
 
+#include "../5_partial_sums.h"
 #include "core/random.h"
 #include "lab/report/report.h"
-#include "merge.h"
 
 namespace ultrascale::context_parallel {
 

@@ -1,6 +1,6 @@
 // How much each rank of a ring computes, counted as pairs of a query and a key that it sees. With a
-// causal mask this depends on the layout (zigzag.h). In the ring a hop lasts as long as its busiest
-// rank, so that a rank with fewer pairs waits.
+// causal mask this depends on the layout (2_zigzag.h). In the ring a hop lasts as long as its
+// busiest rank, so that a rank with fewer pairs waits.
 //
 //     pairs of rank r, for n ranks with L = s / n tokens each     mean / most
 //         contiguous    r L^2 + L (L+1) / 2                       n / (2n-1), for long sequences
@@ -10,9 +10,53 @@
 
 #include <cmath>
 
-#include "documents.h"
+#include "../2_zigzag.h"
 
 namespace ultrascale::context_parallel {
+
+// Attended pairs of a sequence, over the ranks: their mean, and the most of any rank. The work is
+// balanced if mean / most is 1.
+struct Balance {
+    double mean = 0, most = 0;
+    double efficiency() const { return most > 0 ? mean / most : 1; }
+};
+inline Balance balance_of(const std::vector<double>& pairs) {
+    Balance balance;
+    for (const double rank_pairs : pairs)
+        balance.mean += rank_pairs / double(pairs.size()),
+            balance.most = std::max(balance.most, rank_pairs);
+    return balance;
+}
+
+// The pairs of each rank of a cut.
+inline std::vector<double> pairs_by_rank(const SequenceCut& cut, const int32_t* document_starts) {
+    std::vector<double> pairs(size_t(cut.ranks()), 0.0);
+    for (int64_t rank = 0; rank < cut.ranks(); ++rank)
+        for (int64_t i = 0; i < cut.length(); ++i) {
+            const int64_t at = cut.position(rank, i);
+            pairs[size_t(rank)] += double(at + 1 - (document_starts ? document_starts[at] : 0));
+        }
+    return pairs;
+}
+// The same for a zig-zag within each document: each is cut into 2n pieces of nearly equal size, and
+// rank r takes pieces r and 2n-1-r. (Only counted, to compare: attention on it would need a mask
+// for every token.)
+inline std::vector<double> pairs_by_document_zigzag(int64_t ranks, int64_t seq,
+                                                    const int32_t* document_starts) {
+    std::vector<double> pairs(size_t(ranks), 0.0);
+    for (int64_t first = 0; first < seq;) {
+        int64_t end = first + 1;
+        while (end < seq && document_starts[end] == first) ++end;
+        for (int64_t piece = 0; piece < 2 * ranks; ++piece) {
+            const int64_t rank = std::min(piece, 2 * ranks - 1 - piece), size = end - first;
+            const int64_t begin = size * piece / (2 * ranks),
+                          stop = size * (piece + 1) / (2 * ranks);
+            for (int64_t i = begin; i < stop; ++i) pairs[size_t(rank)] += double(i + 1);
+        }
+        first = end;
+    }
+    return pairs;
+}
 
 // The pairs by the formula above.
 inline double pairs_by_formula(Layout layout, double n, double s, double r) {

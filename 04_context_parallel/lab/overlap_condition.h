@@ -13,7 +13,7 @@
 // 1.2 times as large.
 #pragma once
 
-#include "context_parallel.h"
+#include "../9_context_parallel.h"
 #include "lab/measure/measure.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"

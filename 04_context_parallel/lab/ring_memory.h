@@ -1,8 +1,8 @@
-// The buffers of ring.h, hop by hop, from its plan: what a rank holds of other ranks' keys, and of
-// gradients on their way.
+// The buffers of 6_general_ring.h, hop by hop, from its plan: what a rank holds of other ranks'
+// keys, and of gradients on their way.
 #pragma once
 
-#include "ring_plan.h"
+#include "../4_ring_plan.h"
 
 namespace ultrascale::context_parallel {
 

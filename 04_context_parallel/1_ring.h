@@ -1,0 +1,167 @@
+// Ring attention with nothing else (Liu et al. 2023, https://arxiv.org/abs/2310.01889).
+//
+// n ranks share each sequence. A rank is a process with a device of its own; it cannot look into
+// another rank's memory, so what it needs must be sent to it. Rank r has the r-th of n equal
+// pieces: the queries q_r, the keys k_r and the values v_r of those tokens. Everything but
+// attention works on single tokens. In attention a query must meet all keys up to its own token,
+// wherever they are. So queries stay, and keys and values go round a ring, one rank a hop:
+//
+//     hop              0          1          2          3         (n = 4; values go with the keys)
+//     rank 0        q0 x k0     (k3)       (k2)       (k1)        A rank attends to the keys that
+//     rank 1        q1 x k1    q1 x k0     (k3)       (k2)        it holds. Meanwhile it sends them
+//     rank 2        q2 x k2    q2 x k1    q2 x k0     (k3)        to the next rank (3 to 0), and
+//     rank 3        q3 x k3    q3 x k2    q3 x k1    q3 x k0      receives the previous one's.
+//
+// In brackets: later tokens, which the causal mask hides. The rank only passes them on.
+//
+// FORWARD. Query i gives key j the score s_ij = q_i k_j / sqrt(D) and the weight exp(s_ij) / z_i,
+// where z_i adds up exp(s_ij) over *all* keys. Attention over a block of keys alone gives an output
+// o_block with a sum of its own, z_block, and returns lse_block = log z_block beside it. The
+// softmax over two blocks is
+//
+//     o <- (z o + z_block o_block) / (z + z_block),        z <- z + z_block
+//
+// ops::attention_merge does that with lse = log z instead of z, because exp(90) is no fp32 number.
+//
+// BACKWARD. Each rank has, for its own queries, the gradient do_i of the output, lse_i, and
+// delta_i = do_i o_i. They are of the *whole* row, so what a block gives needs no merging:
+//
+//     p_ij = exp(s_ij - lse_i)         ds_ij = p_ij (do_i v_j - delta_i) / sqrt(D)
+//     dq_i = sum over j of ds_ij k_j   dk_j  = sum over i of ds_ij q_i   dv_j = sum of p_ij do_i
+//
+// A pair (i, j) is on one rank at the hop in which that rank holds these keys, so keys and values
+// go round once more. What the pair adds to dq_i stays with the query. But dk_j and dv_j are sums
+// over the queries of several ranks: they travel too, behind their keys, and each rank adds its
+// part. Follow k1 and dk1:
+//
+//     hop 0   rank 1 holds k1        dk1 =  part of q1            k1 and dk1 go to rank 2
+//     hop 1   rank 2                 dk1 += part of q2            k1 and dk1 go to rank 3
+//     hop 2   rank 3                 dk1 += part of q3            k1 and dk1 go to rank 0
+//     hop 3   rank 0                 q0 sees nothing of k1        only dk1 goes on, to rank 1: home
+//
+// So a key is sent n-1 times and its gradient n times. With kv, the bytes of a rank's keys and
+// values, and dkv, those of their gradients, a layer sends (n-1) kv in forward, and (n-1) kv +
+// n dkv in backward. The sums are fp32, or each hop would round them: in 16 bits dkv = 2 kv.
+#pragma once
+
+#include <cmath>
+
+#include "comm/comm.h"
+#include "kernels/ops_attention_merge.h"
+#include "model/activation.h"
+#include "model/parts.h"
+
+namespace ultrascale::context_parallel {
+
+// x in this dtype; itself, if it has that.
+inline Tensor rounded(const Tensor& x, DType dtype) {
+    if (x.dtype() == dtype) return x;
+    const Tensor y = activation(x.shape(), dtype);
+    ops::copy(y, x);
+    return y;
+}
+
+// A rank has T tokens of each of B sequences, H query and K key heads of D numbers. q and o are
+// (B, T, H, D), k and v (B, T, K, D), lse and delta (B, H, T). `saved` keeps what backward needs.
+class PlainRing : public AttentionCore {
+public:
+    // `stream`: a queue of work beside the device's own, so that sending and computing overlap.
+    PlainRing(const Communicator& ring, Stream& stream)
+        : ring_(ring), stream_(stream), n_(ring.size()), rank_(ring.rank()) {}
+
+    Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Saved& saved,
+                   Context&) override {
+        const Tensor o = activation(q.shape(), DType::fp32),
+                     lse = activation({q.size(0), q.size(2), q.size(1)}, DType::fp32),
+                     o_block = Tensor::empty(q.shape(), q.dtype(), Memory::workspace),
+                     lse_block = Tensor::empty(lse.shape(), DType::fp32, Memory::workspace);
+        ops::fill(lse, -INFINITY);  // no key has been seen: log 0
+        KeysValues held{k, v};
+        // exercise 04.4 begin: pass on what you hold, attend to it meanwhile, then wait
+        for (int hop = 0; hop < n_; ++hop) {
+            KeysValues next;
+            Work under_way;
+            if (hop + 1 < n_) next = pass_on(held, under_way);
+            if (sees(hop)) {
+                ops::attention_forward(o_block, lse_block, q, held.k, held.v, mask(hop, q));
+                ops::attention_merge(o, lse, o_block, lse_block);
+            }
+            under_way.wait();  // now `next` is here
+            held = next;
+        }
+        // exercise 04.4 end
+        const Tensor output = rounded(o, q.dtype());
+        saved.keep("q", q), saved.keep("k", k), saved.keep("v", v);
+        saved.keep("o", output), saved.keep("lse", lse);
+        return output;
+    }
+
+    // From dout, the gradient of forward's output, those of q, k and v.
+    Gradients backward(const Tensor& dout, Saved& saved, Context&) override {
+        const Tensor q = saved.take("q"), lse = saved.take("lse"), delta = activation_like(lse);
+        ops::attention_delta(delta, dout, saved.take("o"));
+        KeysValues held{saved.take("k"), saved.take("v")};
+        const Tensor dq = Tensor::zeros(q.shape(), DType::fp32, Memory::activation);
+        // Of the keys and values that are held: what this rank adds, and what all ranks have added.
+        const KeysValues part = gradients_like(held);
+        KeysValues sums = gradients_like(held);
+        ops::fill(sums.k, 0), ops::fill(sums.v, 0);
+        // exercise 04.6 begin: keys go round again; the sums of their gradients follow, and go home
+        Work sums_under_way;
+        for (int hop = 0; hop < n_; ++hop) {
+            KeysValues next;
+            Work under_way;
+            if (hop + 1 < n_) next = pass_on(held, under_way);
+            if (sees(hop))  // adds to dq, and overwrites the part
+                ops::attention_backward(dq, part.k, part.v, dout, q, held.k, held.v, lse, delta,
+                                        mask(hop, q), {.dq = dq});
+            sums_under_way.wait();  // now the sums of the ranks before are here
+            if (sees(hop)) ops::add(sums.k, part.k), ops::add(sums.v, part.v);
+            // After the last hop they are complete, and it is their owner that they go to.
+            sums = pass_on(sums, sums_under_way,
+                           hop + 1 < n_ ? Memory::communication : Memory::activation);
+            under_way.wait();
+            held = next;
+        }
+        sums_under_way.wait();  // home
+        // exercise 04.6 end
+        return {rounded(dq, q.dtype()), rounded(sums.k, q.dtype()), rounded(sums.v, q.dtype())};
+    }
+
+private:
+    struct KeysValues {  // of one rank's tokens; or the gradients of both
+        Tensor k, v;
+    };
+    static KeysValues gradients_like(const KeysValues& x) {
+        return {activation(x.k.shape(), DType::fp32), activation(x.v.shape(), DType::fp32)};
+    }
+
+    // Begins to send this to the next rank and to receive as much from the previous one. Returns
+    // where that will be after under_way.wait(); its bytes are counted under `category`.
+    KeysValues pass_on(const KeysValues& held, Work& under_way,
+                       Memory category = Memory::communication) const {
+        const KeysValues next{Tensor::empty(held.k.shape(), held.k.dtype(), category),
+                              Tensor::empty(held.v.shape(), held.v.dtype(), category)};
+        const int to = (rank_ + 1) % n_, from = (rank_ + n_ - 1) % n_;
+        under_way = ring_.send_recv({{Transfer::send, held.k, to},
+                                     {Transfer::send, held.v, to},
+                                     {Transfer::recv, next.k, from},
+                                     {Transfer::recv, next.v, from}},
+                                    stream_);
+        return next;
+    }
+
+    // Whose keys and values this rank holds at a hop, and whether its queries see any of them.
+    int owner(int hop) const { return (rank_ + n_ - hop) % n_; }
+    bool sees(int hop) const { return owner(hop) <= rank_; }
+    // Where the queries and the keys begin in the sequence: a key after its query is hidden.
+    ops::AttentionMask mask(int hop, const Tensor& q) const {
+        return {.q_offset = rank_ * q.size(1), .k_offset = owner(hop) * q.size(1)};
+    }
+
+    const Communicator& ring_;
+    Stream& stream_;
+    const int n_, rank_;
+};
+
+}  // namespace ultrascale::context_parallel
