@@ -143,18 +143,6 @@ TEST(CompositionBreak, ASumBesidesTheDataAxesIsMissing) {
     }
 }
 
-// In buckets, during backward; and the ring's ranks each keep their own part of the sum.
-TEST(CompositionBreak, AGradientIsNotSummedOverTheRanksOfASequence) {
-    NEEDS_PAIRS();
-    EXPECT_FALSE(train(parts_of_sequences(0), {.describe =
-                                                   [](Parameter& p) {
-                                                       if (p.name ==
-                                                           "model.layers.1.mlp.up_proj.weight")
-                                                           p.split_over = {"cp"};
-                                                   }})
-                     .verified);
-}
-
 TEST(CompositionBreak, RanksThatShareSequencesTakeDifferentOnes) {
     NEEDS_PAIRS();
     EXPECT_FALSE(train(parts_of_sequences(0), {.own_samples = true}).verified);

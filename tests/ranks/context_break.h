@@ -8,6 +8,7 @@
 #include "core/threads.h"
 #include "train/data.h"
 #include "train/gradients.h"
+#include "train/replica_groups.h"
 
 namespace ultrascale::context_break {
 using namespace ultrascale::context_parallel;
@@ -59,6 +60,7 @@ struct Breaks {
     bool documents = false;
     double dropout = 0;
     bool tied = false;
+    bool sum_in_backward = false;  // each gradient once it is complete, beside the ring
 };
 
 inline int ranks() { return Communicator::world().size(); }
@@ -97,6 +99,23 @@ inline std::vector<ContextOptions> every_variant() {
             ulysses(),
             usp(Layout::zigzag)};
 }
+
+// Sums each parameter's gradient as soon as it is complete, while backward goes on.
+struct SumsInBackward : Hooks {
+    explicit SumsInBackward(const Mesh& of) : mesh(of) {}
+    void gradient_complete(Parameter& parameter, const Context&) override {
+        const Communicator& group = data_group(mesh, parameter);
+        if (group.size() > 1)
+            under_way.push_back(
+                group.all_reduce(parameter.grad, Reduce::sum, communication_stream()));
+    }
+    void finish() {
+        for (Work& work : under_way) work.wait();
+        under_way.clear();
+    }
+    const Mesh& mesh;
+    std::vector<Work> under_way;
+};
 
 inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
     use_threads(ranks_on_this_node());
@@ -142,6 +161,7 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
     memory_reset_peak();
     world.barrier();
     communication_reset_counts();
+    SumsInBackward in_backward(mesh);
     for (int64_t step = 0; step < steps; ++step) {
         parameters.begin_gradients();
         const int64_t first = step * sequences;
@@ -152,6 +172,7 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
             targets = std::ranges::count_if(batch.targets, [](int32_t t) { return t >= 0; });
         Context micro_batch{.batch = to_device(batch), .token_weight = float(1 / double(targets))};
         micro_batch.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        if (breaks.sum_in_backward) micro_batch.hooks = &in_backward;
         Saved saved;
         model.forward({}, saved, micro_batch);
         if (breaks.split_backward) {
@@ -160,7 +181,8 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
         } else {
             model.backward({}, saved, micro_batch);
         }
-        if (breaks.sum) sum_gradients(parameters, mesh);
+        in_backward.finish();
+        if (breaks.sum && !breaks.sum_in_backward) sum_gradients(parameters, mesh);
         if (step == 0) verifier.gradient(parameters.parts(&Parameter::grad));
         const Tensor squared_norm = squared_gradient_norm(parameters);
         optimizer.step(options.optimizer.lr, squared_norm);

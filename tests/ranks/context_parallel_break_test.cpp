@@ -36,6 +36,10 @@ TEST(ContextParallelBreak, UnchangedTechniquesPassTheOtherWays) {
     EXPECT_TRUE(
         train(plain(), {.split_backward = true, .loss_chunk = 5, .dropout = 0.1, .tied = true})
             .verified);
+    for (const ContextOptions& context : {plain(), ring_of(Layout::zigzag)}) {
+        expect(train(context, {.sum_in_backward = true}), true, true, true);
+        EXPECT_FALSE(train(context, {.summed_apart = {"cp"}, .sum_in_backward = true}).verified);
+    }
     // Lengths of documents differ by rank, and what each rank counts does, too.
     EXPECT_TRUE(train(ring_of(Layout::striped), {.documents = true}).verified);
 }
