@@ -92,8 +92,6 @@ public:
     std::vector<TensorPart> gradients() override { return shard_parts(grad_shards_); }
     std::vector<TensorPart> values() override { return parameters_.parts(&Parameter::value); }
     std::vector<TensorPart> states() override { return states_of(optimizers_, parameters_); }
-    const FlatLayout& layout() const { return layout_; }
-    const std::vector<const Unit*>& units() const { return units_; }
 
 protected:
     virtual void wait_for_gradients() = 0;  // until this micro-batch's have been summed

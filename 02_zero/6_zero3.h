@@ -14,6 +14,16 @@
 //     parameters held        [L8][L7]              [L7][L6]              [L6][L5]
 //                                                             and 1/n of everything at all times
 //
+// before() a pass gathers what it and the next pass read, and waits for its own; after() it frees
+// what the next pass does not read. In the terms of this file:
+//
+//     gather(u)    starts an all-gather: every rank sends its shard of unit u, and has the whole
+//                  unit when all have arrived. It runs on the stream for communication, while the
+//                  compute stream goes on
+//     arrive(u)    compute waits for it. If it was gathered a pass ago, there is nothing left to
+//                  wait for: that is the prefetch
+//     release(u)   drops the only reference to the whole unit, which frees it. The shard stays
+//
 // --prefetch N gathers N units ahead, so N + 1 units exist at a time. A micro-batch has 2 U passes
 // for U units: forward of unit 0 .. U-1, then backward of unit U-1 .. 0. flats_needed() says which
 // parameters each pass reads. Two gathers are saved: the head's backward follows its forward
