@@ -20,10 +20,11 @@ bool print_published(const Options& options, const StepShape& shape) {
     std::vector<double> memory_errors;
     int too_much = 0;  // that ran in less than they are predicted to need
     const auto line = [&](const PublishedRow& row, const Compared& c, const char* half) {
-        const double gb = double(c.memory.most) / 1e9,
-                     has = find_hardware(row.hardware).memory / 1e9,
-                     error = gb / (row.memory_gb > 0 ? row.memory_gb : has) - 1;
-        const bool known = row.memory_gb > 0, over = gb > has;
+        const bool known = row.memory_gb > 0;
+        const double unit = known ? 1073741824 : 1e9, gb = double(c.memory.most) / unit,
+                     has = find_hardware(row.hardware).memory / unit,
+                     error = gb / (known ? row.memory_gb : has) - 1;
+        const bool over = gb > has;
         if (known) memory_errors.push_back(error);
         too_much += over;
         print(fmt::format(
@@ -37,14 +38,14 @@ bool print_published(const Options& options, const StepShape& shape) {
                     {"predicted", row.mfu > 0 ? c.mfu : c.seconds},
                     {"published", row.mfu > 0 ? row.mfu : row.seconds},
                     {"error", c.error},
-                    {"memory_bytes", gb * 1e9},
-                    {"memory_published_bytes", row.memory_gb * 1e9},
+                    {"memory_bytes", double(c.memory.most)},
+                    {"memory_published_bytes", row.memory_gb * unit},
                     {"half", std::string(half)}});
     };
     const auto all_of = [](const PublishedRow& row, const Hardware& hardware) {
-        MemoryModel memory(row.shape);
+        MemoryModel memory(row.shape, row.program);
         Compared c = compare(row, hardware, memory);
-        c.memory = memory.worst(row.plan);
+        c.memory = row.memory_gb > 0 ? memory.of(row.plan, 0) : memory.worst(row.plan);
         return c;
     };
     head("MFU in %");

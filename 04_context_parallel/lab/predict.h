@@ -84,7 +84,9 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
     if (o.ring_degree() > 1) {
         const bool reversed = o.backward != RingBackward::restarted && plan.can_reverse(),
                    kept = reversed && o.backward == RingBackward::kept;
-        const RingMemory ring = ring_memory(plan, reversed, kept, rank, bytes.kv, bytes.sums);
+        const bool again = shape.model.recompute == Recompute::full;
+        const RingMemory ring =
+            ring_memory(plan, reversed, kept, again, rank, bytes.kv, bytes.sums);
         const DType sum = sum_dtype(o, plan, shape.model.dtype);
         const double merged = bytes.q / double(dtype_bytes(shape.model.dtype)) *
                               double(dtype_bytes(sum));  // the sum of partial outputs

@@ -15,10 +15,10 @@ struct RingMemory {
     double sums = 0, last = 0, home = 0;
 };
 
-// kept: a reversed ring's ranks keep their own keys. kv: bytes of all keys and values of a rank;
-// sums: of their gradients.
-inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept, int rank,
-                              double kv, double sums) {
+// kept: a reversed ring's ranks keep their own keys. again: forward keeps nothing, as it will run
+// again. kv: bytes of all keys and values of a rank; sums: of their gradients.
+inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept, bool again,
+                              int rank, double kv, double sums) {
     const RingPlan plan = reversed ? forward.reversed() : forward;
     double all = 0;  // tokens of a rank
     for (size_t p = 0; p < plan.kv_chunks(); ++p) all += double(plan.tokens(p));
@@ -34,7 +34,7 @@ inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept,
         // Those held at hop 0 are the rank's own tensors, or kept as activations.
         const auto foreign = [&](const RingPlan& of, int at) { return at == 0 ? 0 : held(of, at); };
         // In forward the last ones are kept if backward starts with them.
-        const int last = forward.last_hop() - (reversed ? 1 : 0);
+        const int last = forward.last_hop() - (reversed && !again ? 1 : 0);
         if (hop <= last)
             m.communication_forward =
                 std::max(m.communication_forward,

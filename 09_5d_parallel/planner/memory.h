@@ -24,11 +24,20 @@
 
 namespace ultrascale::five_d {
 
+// Whose program trains. An eager one in PyTorch, as nanotron, holds more than ours (published.h):
+//
+//     SwiGLU    an operation at a time: besides gate and up it keeps silu(gate) and the product
+//     loss      logits in fp32, and their softmax in fp32, which becomes their gradient
+//     backward  leaves all gradients in bf16; then they are added to the fp32 sums, and freed
+//     ZeRO-0    DistributedDataParallel's buckets: the gradients once more, in bf16
+enum class Program { ours, eager };
+
 class MemoryModel {
 public:
     // `shape`: of the whole model, with the sequence; its micro-batch and recomputation are each
     // plan's.
-    explicit MemoryModel(const StepShape& shape) : shape_(shape) {}
+    explicit MemoryModel(const StepShape& shape, Program program = Program::ours)
+        : shape_(shape), eager_(program == Program::eager) {}
 
     // What the rank at a place of the pipeline holds, in bytes. The plan is one that the model can
     // be cut by.
@@ -42,7 +51,9 @@ public:
         const Buffers buffers = buffers_of(plan, e);
         RankMemory held{states(plan, e), 0, place};
         const int64_t persists = held.memory.total();
-        held.memory.peak_communication = whole_bytes(buffers.most());
+        const bool has_buckets = eager_ && plan.zero == 0 && plan.dp > 1;
+        held.memory.peak_communication =
+            whole_bytes(buffers.most() + (has_buckets ? gradients_of_backward(e) : 0));
         held.memory.peak_activations = whole_bytes(activations(plan, place));
         held.most = held.memory.total();
         // ZeRO's buffers come and go, and are small when the activations are many.
@@ -237,7 +248,22 @@ private:
         sizes.embedding = stage.embedding, sizes.head = stage.head;
         const AttentionMemory& besides = attention_of(plan);
         sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
+        if (eager_) {
+            const double dy = token_bytes(sizes) * double(sizes.hidden),
+                         F = token_bytes(sizes) * double(sizes.features);
+            // The gradients of the product, of silu(gate) and of up, when the product is freed.
+            sizes.feed_forward = FeedForwardActivations{
+                .kept = 4 * F, .forward = 4 * F + dy, .backward = 6 * F + dy};
+        }
         return sizes;
+    }
+    // Of one number for each token in a layer's linears.
+    double token_bytes(const LocalSizes& sizes) const {
+        return double(sizes.sequences * sizes.region_tokens * dtype_bytes(shape_.model.dtype));
+    }
+    // Those that an eager backward leaves.
+    double gradients_of_backward(const Elements& e) const {
+        return e.all() * double(dtype_bytes(shape_.model.dtype));
     }
     // The five figures of a stage and its message, as 03 to 06 have them.
     const StageActivations& stage_of(const Plan& plan, const Stage& stage) {
@@ -259,25 +285,35 @@ private:
         } else {
             static_cast<StageBytes&>(bytes) = stage_bytes(sizes);
         }
+        if (eager_ && stage.head) {  // logits and softmax in fp32, for logits in bf16
+            const double logits = token_bytes(sizes) * double(sizes.vocabulary);
+            bytes.at_forward += 3 * logits, bytes.after_forward += logits;
+            bytes.at_backward += 2 * logits;  // the gradient in fp32 and in bf16
+        }
         bytes.message = double(plan.micro_batch * sizes.stream_tokens * sizes.hidden *
                                dtype_bytes(shape_.model.dtype));
         return stage_bytes_.emplace(key, bytes).first->second;
     }
 
     double activations(const Plan& plan, int place) {
-        std::vector<const StageActivations*> chunks;
+        std::vector<StageActivations> chunks;
         for (int chunk = 0; chunk < plan.chunks; ++chunk)
-            chunks.push_back(&stage_of(plan, stages(plan)[size_t(chunk * plan.pp + place)]));
-        if (plan.pp == 1) return chunks[0]->most();
+            chunks.push_back(stage_of(plan, stages(plan)[size_t(chunk * plan.pp + place)]));
+        if (eager_)
+            for (StageActivations& chunk : chunks)
+                chunk.at_backward =
+                    std::max(chunk.at_backward, gradients_of_backward(elements(plan, place)));
+        if (plan.pp == 1) return chunks[0].most();
         const OfStep& step_plan = step(plan);
         return walk_memory(step_plan.schedule, step_plan.messages, place,
                            [&](const Action& action) -> const StageActivations& {
-                               return *chunks[size_t(action.chunk)];
+                               return chunks[size_t(action.chunk)];
                            })
             .peak;
     }
 
     StepShape shape_;
+    bool eager_;
     std::map<int64_t, std::vector<Stage>> stages_;
     std::map<std::tuple<int64_t, int, int>, OfStep> steps_;
     std::map<std::tuple<int64_t, int64_t, int64_t, int, int, int, bool, int>, AttentionMemory>

@@ -35,7 +35,8 @@ struct PublishedRow {
     double seconds = 0;     // of a step
     bool causal = false;    // the published MFU counts half of attention's scores
     bool looks_up = false;  // it counts no product with the embedding's table, which is looked up
-    double memory_gb = 0;   // of the rank that has most, 10^9 bytes; 0: not published
+    double memory_gb = 0;   // of the first rank, in 2^30 bytes; 0: not published
+    Program program = Program::ours;
     const char* hardware = "h100";
     bool hides_experts = false;  // one micro-batch's rows travel while another one computes
     double faster_products = 1;  // fp8's
@@ -125,7 +126,10 @@ inline PublishedRow deepseek_row() {
 }
 
 // The playbook's 18 best layouts: nodes, model, DP/TP/PP, micro-batches and their sequences, ZeRO,
-// MFU, GB.
+// MFU, GB. nanotron's source says what a rank holds (models/llama.py: GLUActivation and the loss;
+// optim/gradient_accumulator.py; DDP in trainer.py), and that the first rank writes the table, in
+// 2^30 bytes (log_throughput). It does not say which of its two columns the playbook shows, what
+// tensors took or what PyTorch's allocator reserved for them, which is more.
 inline std::vector<PublishedRow> playbook_rows() {
     const StepShape models[] = {published_shape(16, 2048, 64, 0, 8192, 131072, true, 4096),
                                 published_shape(28, 3072, 96, 0, 8192, 131072, true, 4096),
@@ -160,7 +164,8 @@ inline std::vector<PublishedRow> playbook_rows() {
                                  .micro_batches = cell.accumulated},
                         .mfu = cell.mfu,
                         .looks_up = true,
-                        .memory_gb = cell.gb});
+                        .memory_gb = cell.gb,
+                        .program = Program::eager});
     return rows;
 }
 

@@ -9,9 +9,9 @@ namespace {
 
 const char* const chapter = "09_5d_parallel";
 
-void expect_equal(int ranks, const std::string& layout, bool tied = false) {
+void expect_equal(int ranks, const std::string& layout, bool tied = false, int layers = 8) {
     SCOPED_TRACE(fmt::format("{} ranks: {}{}", ranks, layout, tied ? ", tied" : ""));
-    const SplitModel model(tied, 8);
+    const SplitModel model(tied, layers);
     const Outcome run = train(
         ranks, chapter,
         fmt::format("--model {} --seq 48 --steps 3 --lr 2e-3 --verify {}", model.path(), layout));
@@ -43,14 +43,27 @@ TEST(FiveD, EveryTripleOfAxesEqualsOneDevice) {
 }
 
 // Where the peak is in a moment that is the highest in few layouts: in the backward of a norm, when
-// all that linears need for their weights is still there; and with weights that ZeRO-3 has gathered
-// ahead, for a pass that a pipeline does not run next.
+// all that linears need for their weights is still there; with weights that ZeRO-3 has gathered
+// ahead, for a pass that a pipeline does not run next; and in a forward, whose attention has buffers
+// beside the gradients that an earlier backward is still reducing.
 TEST(FiveD, PeaksOfFewLayoutsAreAsPredicted) {
     for (const char* schedule : {"zb-h1", "zbv"})
         expect_equal(8, fmt::format("--micro-batch 1 --tp 4 --pp 2 --recompute full --grad-accum 4 "
                                     "--schedule {}",
                                     schedule));
     expect_equal(8, "--micro-batch 1 --pp 4 --schedule interleaved --zero 3 --grad-accum 4");
+
+    const std::string cut = "--cp 2 --pp 2 --zero 3 ";
+    expect_equal(4,
+                 cut +
+                     "--micro-batch 8 --grad-accum 2 --prefetch 3 --bidirectional on "
+                     "--schedule zbv",
+                 true, 4);
+    expect_equal(4,
+                 cut +
+                     "--micro-batch 8 --grad-accum 4 --prefetch 2 --variant ulysses "
+                     "--schedule dualpipev",
+                 true);
 }
 
 TEST(FiveD, TheOrderOfAxesChangesNothing) {

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "04_context_parallel/4_ring_plan.h"
+#include "04_context_parallel/lab/ring_memory.h"
 #include "context_pairs.h"
 
 namespace ultrascale {
@@ -127,6 +128,18 @@ TEST(RingPlan, DocumentsTravelToTheLastRankThatNeedsThem) {
             }
     });
     EXPECT_TRUE(some_stay && some_go);
+}
+
+// Of two ranks, forward receives the other one's keys: to keep them for a reversed backward, or, if
+// it will run again, as a buffer like those of all other hops.
+TEST(RingMemory, KeysThatForwardDoesNotKeepAreABuffer) {
+    const RingPlan plan(SequenceCut(Layout::zigzag, 2, 8), false, nullptr);
+    const auto in_forward = [&](bool reversed, bool again) {
+        return ring_memory(plan, reversed, false, again, 0, 100, 200).communication_forward;
+    };
+    EXPECT_EQ(in_forward(true, false), 0);
+    EXPECT_EQ(in_forward(true, true), 100);
+    EXPECT_EQ(in_forward(false, false), 100);
 }
 
 }  // namespace

@@ -45,8 +45,13 @@ TEST(Published, RowsAreWithinTwelvePercentOnAverage) {
     plain.tensor_hidden = 0;
     std::vector<double> predicted, published;
     for (const PublishedRow& row : playbook_rows()) {
-        MemoryModel memory(row.shape);
+        MemoryModel memory(row.shape, row.program);
         predicted.push_back(compare(row, plain, memory).mfu), published.push_back(row.mfu);
+        // What the allocator leaves idle is in the published figure, perhaps, and not in ours.
+        const double bytes = double(memory.of(row.plan, 0).most),
+                     of_rank = row.memory_gb * (1 << 30);
+        EXPECT_LT(bytes, of_rank) << row.name;
+        EXPECT_GT(bytes, 0.69 * of_rank) << row.name;
     }
     EXPECT_GT(rank_correlation(predicted, published), 0.8);
 }

@@ -2,6 +2,7 @@
 // group, computed here in float64.
 #include <gtest/gtest.h>
 
+#include "core/device.h"
 #include "08_mixed_precision/fp8_head.h"
 #include "tests/test_util.h"
 
