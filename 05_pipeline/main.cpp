@@ -1,14 +1,14 @@
 // Chapter 05: pipeline parallelism. Each rank has some of the model's layers, a stage, and
 // micro-batches go from rank to rank: forward down the stages, backward up again. A schedule says
 // who does what when (schedule.h and the file of each); one executor runs them all (executor.h).
-#include "bubbles.h"
-#include "compare.h"
-#include "forward_only.h"
-#include "optimal_run.h"
-#include "options.h"
-#include "post_validation.h"
-#include "scale.h"
-#include "sections.h"
+#include "5_post_validation.h"
+#include "lab/bubbles.h"
+#include "lab/compare.h"
+#include "lab/forward_only.h"
+#include "lab/optimal/optimal_run.h"
+#include "lab/options.h"
+#include "lab/scale.h"
+#include "lab/sections.h"
 #include "train/gradients.h"
 #include "train/run.h"
 

@@ -1,7 +1,7 @@
 // The program's options, and which of them exclude each other: one line says why.
 #pragma once
 
-#include "05_pipeline/schedule_options.h"
+#include "05_pipeline/lab/schedule_options.h"
 #include "06_expert_parallel/expert_choices.h"
 #include "composition.h"
 #include "lab/options/cli.h"

@@ -1,8 +1,8 @@
 // A short training by 05_pipeline's parts, in which something can be done wrong.
 #pragma once
 
-#include "05_pipeline/pipeline.h"
-#include "05_pipeline/schedules.h"
+#include "05_pipeline/2_schedules/schedules.h"
+#include "05_pipeline/lab/pipeline.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"

@@ -7,12 +7,12 @@
 // whatever the schedule; with v stages a rank v times as many. (The first and the last rank have a
 // neighbour on one side only.) Besides, gradients are summed over dp, and once more where two ranks
 // hold the same weight; the norm and the loss are one number each
-// (add_norm_and_loss(), or post_validation.h).
+// (add_norm_and_loss(), or 5_post_validation.h).
 #pragma once
 
+#include "../4_executor/messages.h"
 #include "lab/report/report.h"
 #include "memory_walk.h"
-#include "messages.h"
 
 namespace ultrascale::pipeline {
 

@@ -2,7 +2,7 @@
 // messages as the playbook counts them, and --estimate's report.
 #pragma once
 
-#include "post_validation.h"
+#include "../5_post_validation.h"
 #include "train/run.h"
 
 namespace ultrascale::pipeline {

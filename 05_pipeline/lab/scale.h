@@ -8,7 +8,7 @@
 
 #include "formulas.h"
 #include "lab/report/report.h"
-#include "scale_picture.h"
+#include "scale_pictures.h"
 
 namespace ultrascale::pipeline {
 

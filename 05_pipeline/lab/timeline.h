@@ -5,8 +5,8 @@
 #include <map>
 #include <vector>
 
+#include "../4_executor/executor.h"
 #include "drawing.h"
-#include "executor.h"
 #include "lab/report/median_seconds.h"
 #include "lab/verify/whole_values.h"
 

@@ -24,8 +24,8 @@
 #include <optional>
 #include <string_view>
 
-#include "schedules.h"
-#include "simulate.h"
+#include "../2_schedules/schedules.h"
+#include "../2_schedules/simulate.h"
 
 namespace ultrascale::pipeline {
 

@@ -1,8 +1,8 @@
 // The options that choose a schedule.
 #pragma once
 
+#include "../2_schedules/schedules.h"
 #include "lab/options/option_list.h"
-#include "schedules.h"
 
 namespace ultrascale::pipeline {
 

@@ -11,11 +11,11 @@
 // other products, so each chunk runs two micro-batches.
 #pragma once
 
+#include "../3_stages.h"
 #include "comm/comm.h"
 #include "core/device.h"
 #include "core/memory.h"
 #include "core/trace.h"
-#include "stages.h"
 #include "train/step.h"
 
 namespace ultrascale::pipeline {

@@ -11,9 +11,9 @@
 #include <string>
 #include <thread>
 
+#include "../2_schedules/schedule.h"
 #include "core/error.h"
 #include "core/trace.h"
-#include "schedule.h"
 
 namespace ultrascale::pipeline {
 

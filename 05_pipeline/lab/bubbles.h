@@ -12,7 +12,7 @@
 #include "core/device.h"
 #include "lab/report/report.h"
 #include "memory_walk.h"
-#include "picture.h"
+#include "pictures.h"
 #include "timeline.h"
 
 namespace ultrascale::pipeline {

@@ -1,11 +1,11 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
-#include "check.h"
+#include "../2_schedules/check.h"
+#include "../4_executor/pretend.h"
 #include "comm/comm.h"
 #include "core/device.h"
 #include "lab/options/cli.h"
-#include "pretend.h"
 #include "schedule_options.h"
 #include "train/run.h"
 

@@ -3,10 +3,10 @@
 // the same.
 #pragma once
 
+#include "../2_schedules/schedules.h"
 #include "bubbles.h"
 #include "lab/measure/measure.h"
 #include "pipeline.h"
-#include "schedules.h"
 
 namespace ultrascale::pipeline {
 

@@ -24,7 +24,7 @@
 
 #include <cmath>
 
-#include "pipeline.h"
+#include "lab/pipeline.h"
 
 namespace ultrascale::pipeline {
 

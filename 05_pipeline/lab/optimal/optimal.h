@@ -18,8 +18,8 @@
 #include <cmath>
 #include <functional>
 
-#include "schedules.h"
-#include "simulate.h"
+#include "../../2_schedules/schedules.h"
+#include "../../2_schedules/simulate.h"
 #include "solver.h"
 
 namespace ultrascale::pipeline {

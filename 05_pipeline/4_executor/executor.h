@@ -42,7 +42,7 @@ public:
           pretend_(pretend) {}
 
     // Forward and backward of a step's micro-batches. Gradients and step.loss then hold what this
-    // rank's stages contribute. `confirm` (post_validation.h) is called after the first forwards,
+    // rank's stages contribute. `confirm` (5_post_validation.h) is called after the first forwards,
     // and returns whether they ran on wrong weights: then they run again.
     void run(Step& step, Hooks* hooks = nullptr, const std::function<bool()>& confirm = {}) {
         step.call_hooks({hooks});

@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "simulate.h"
+#include "../2_schedules/simulate.h"
 
 namespace ultrascale::pipeline {
 
@@ -66,7 +66,7 @@ public:
     const std::vector<int>& releases(int rank, int action) const {
         return releases_[size_t(rank)][size_t(action)];
     }
-    // With post-validation (post_validation.h): how many of a rank's first actions run before it
+    // With post-validation (5_post_validation.h): how many of a rank's first actions run before it
     // knows whether its weights are right. They are forwards, and need nothing but such forwards of
     // other ranks. No receive of another message is posted before their end, and nothing is let go
     // of, so that all of them can be done again.

@@ -2,8 +2,8 @@
 // executor that runs them.
 #pragma once
 
-#include "check.h"
-#include "executor.h"
+#include "../2_schedules/check.h"
+#include "../4_executor/executor.h"
 #include "predict.h"
 #include "train/updater.h"
 

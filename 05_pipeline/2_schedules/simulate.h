@@ -3,7 +3,7 @@
 //
 // Two bubbles come out of it. A step's: how long a rank is idle from the step's begin until the
 // last rank has ended. A rank's own: how long it is idle between its first action and its last;
-// that is what is lost where no barrier ends the step (post_validation.h).
+// that is what is lost where no barrier ends the step (5_post_validation.h).
 #pragma once
 
 #include <algorithm>

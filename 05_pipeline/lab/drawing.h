@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "simulate.h"
+#include "../2_schedules/simulate.h"
 
 namespace ultrascale::pipeline {
 

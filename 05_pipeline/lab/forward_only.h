@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "stages.h"
+#include "../3_stages.h"
 #include "train/sampling.h"
 
 namespace ultrascale::pipeline {

@@ -2,9 +2,9 @@
 // for the best order, and all ranks then train with it.
 #pragma once
 
-#include "compare.h"
+#include "../../2_schedules/schedule_file.h"
+#include "../compare.h"
 #include "optimal.h"
-#include "schedule_file.h"
 
 namespace ultrascale::pipeline {
 

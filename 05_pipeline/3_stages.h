@@ -13,10 +13,10 @@
 #include <memory>
 #include <numeric>
 
+#include "2_schedules/simulate.h"
 #include "comm/mesh.h"
 #include "lab/predict/estimate.h"
 #include "model/llama.h"
-#include "simulate.h"
 
 namespace ultrascale::pipeline {
 

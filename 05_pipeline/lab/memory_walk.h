@@ -12,8 +12,8 @@
 
 #include <functional>
 
-#include "message_plan.h"
-#include "stages.h"
+#include "../3_stages.h"
+#include "../4_executor/message_plan.h"
 
 namespace ultrascale::pipeline {
 

@@ -15,7 +15,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "placement.h"
+#include "../../2_schedules/placement.h"
 
 namespace ultrascale::pipeline {
 
