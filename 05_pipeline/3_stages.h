@@ -1,56 +1,22 @@
-// The stages of a pipeline: the model cut between layers, so that every stage costs about the same.
+// The stages of a pipeline: consecutive layers of the model, and what a rank has of them.
 //
-//     embedding | layer 0 ... layer L-1 | norm, head         cost 0 | 1 each | V h / (a layer's)
+//     embedding | layer 0 ... layer L-1 | norm, head
 //     |----- stage 0 -----|--- 1 ---|-- 2 --|-- stage 3 --|
 //
-// Layers cannot be cut, and the slowest stage sets the pace. So stages are cut by cost and not by
-// count: Llama-3-8B's output head has the weights of 2.4 layers, and costs about 2.2; so the last
-// stage gets fewer of them. The embedding is a look-up and costs nothing.
+// How many layers a stage has is chosen by what they cost (lab/cut.h): the slowest one sets the
+// pace.
 #pragma once
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <numeric>
 
-#include "2_schedules/simulate.h"
+#include "2_schedules/schedule.h"
 #include "comm/mesh.h"
-#include "lab/predict/estimate.h"
+#include "core/error.h"
 #include "model/llama.h"
 
 namespace ultrascale::pipeline {
-
-// FLOPs per token, by what a schedule can take apart.
-//
-// A layer's: two FLOPs for each weight of a linear in forward, in the gradient of its input and in
-// that of its weight. Attention has no weights; of its T x T scores half are masked. Its backward
-// consists of 2.5 times as many products as its forward if it computes the scores again (flash),
-// otherwise of twice as many.
-inline StageCost layer_cost(const StepShape& shape) {
-    const LlamaConfig& c = shape.config;
-    const double h = double(c.hidden), products = 2 * h * double(2 * c.q_size() + 2 * c.kv_size()) +
-                                                  2 * h * 3 * double(c.ffn);
-    const double attention = 2 * double(c.q_size()) * double(shape.seq);
-    const bool again = shape.model.attention == AttentionKind::flash ||
-                       shape.model.recompute == Recompute::selective;
-    StageCost cost{products + attention, products + (again ? 2.5 : 2) * attention, products};
-    if (shape.model.recompute == Recompute::full) cost.backward_input += cost.forward;
-    return cost;
-}
-inline StageCost head_cost(const StepShape& shape) {
-    const double product = 2 * double(shape.config.hidden) * double(shape.config.vocab);
-    return {product, product, product};
-}
-inline StageCost stage_cost(const StepShape& shape, const Stage& stage) {
-    const StageCost layer = layer_cost(shape), head = head_cost(shape);
-    const double layers = double(stage.last_layer - stage.first_layer), heads = stage.head ? 1 : 0;
-    return {layers * layer.forward + heads * head.forward,
-            layers * layer.backward_input + heads * head.backward_input,
-            layers * layer.backward_weight + heads * head.backward_weight};
-}
-inline double total(const StageCost& cost) {
-    return cost.forward + cost.backward_input + cost.backward_weight;
-}
 
 // Stages of so many layers each, in the model's order.
 inline std::vector<Stage> stages_of(const std::vector<int64_t>& layers) {
@@ -63,82 +29,17 @@ inline std::vector<Stage> stages_of(const std::vector<int64_t>& layers) {
     return stages;
 }
 
-// --split auto: of all ways to cut, one whose most expensive stage is cheapest; among those, the
-// most even one. Dynamic programming over (stages, layers): best[s][l] is for s stages that hold
-// the first l layers.
-inline std::vector<int64_t> cut_by_cost(const StepShape& shape, int stages) {
-    const int64_t L = shape.config.layers;
-    const double layer = total(layer_cost(shape)), head = total(head_cost(shape));
-    // The lowest sum of squares, or the lowest maximum, of costs of at most `limit`.
-    const auto best_cut = [&](double limit, bool squared) {
-        std::vector<std::vector<double>> best(
-            size_t(stages) + 1,
-            std::vector<double>(size_t(L) + 1, std::numeric_limits<double>::infinity()));
-        std::vector<std::vector<int64_t>> own(best.size(), std::vector<int64_t>(size_t(L) + 1));
-        best[0][0] = 0;
-        for (int s = 1; s <= stages; ++s)
-            for (int64_t l = s; l <= L; ++l)
-                for (int64_t n = 1; n <= l; ++n) {
-                    const double cost = double(n) * layer + (s == stages ? head : 0),
-                                 before = best[size_t(s) - 1][size_t(l - n)];
-                    const double with = squared ? before + cost * cost : std::max(before, cost);
-                    if (cost > limit || !(with < best[size_t(s)][size_t(l)])) continue;
-                    best[size_t(s)][size_t(l)] = with, own[size_t(s)][size_t(l)] = n;
-                }
-        std::vector<int64_t> layers(static_cast<size_t>(stages));
-        for (int64_t s = stages, l = L; s > 0; l -= layers[size_t(--s)])
-            layers[size_t(s) - 1] = own[size_t(s)][size_t(l)];
-        return std::pair(best[size_t(stages)][size_t(L)], layers);
-    };
-    const double slowest = best_cut(std::numeric_limits<double>::infinity(), false).first;
-    return best_cut(slowest * (1 + 1e-9), true).second;
-}
-
-// The stages that --split asks for: "auto", or the number of layers of each stage ("6,5,5").
-// UserError if the model cannot be cut so.
-inline std::vector<Stage> cut(const StepShape& shape, int stages, const std::string& split) {
-    const int64_t L = shape.config.layers;
-    if (stages > L)
-        user_error("{} stages: the model has only {}, and each stage needs at least one", stages,
-                   format_count(L, "layer"));
-    if (split == "auto") return stages_of(cut_by_cost(shape, stages));
-    std::vector<int64_t> layers;
-    bool numbers = true;
-    for (size_t at = 0; numbers && at <= split.size();) {
-        const size_t end = std::min(split.find(',', at), split.size());
-        const std::string one = split.substr(at, end - at);
-        numbers =
-            !one.empty() && one.size() < 7 && one.find_first_not_of("0123456789") > one.size();
-        if (numbers) layers.push_back(std::stoll(one));
-        at = end + 1;
-    }
-    if (!numbers)
-        user_error("--split {}: give auto, or the number of layers of each stage, like 6,5,5",
-                   split);
-    if (int(layers.size()) != stages)
-        user_error("--split {}: {}, but this schedule has {}", split,
-                   format_count(int64_t(layers.size()), "number"), format_count(stages, "stage"));
-    if (std::ranges::min(layers) < 1)
-        user_error("--split {}: each stage needs at least one layer", split);
-    if (const int64_t sum = std::accumulate(layers.begin(), layers.end(), int64_t(0)); sum != L)
-        user_error("--split {}: {}, but the model has {}", split, format_count(sum, "layer"), L);
-    return stages_of(layers);
-}
-
 // The stages that a rank holds: a model for each of its chunks, and one list with the parameters of
 // all of them. The list is in the model's order; chunk(c) is the schedule's chunk c.
 class RankStages {
 public:
-    RankStages(const StepShape& shape, const Schedule& schedule, const std::vector<Stage>& stages,
-               int rank)
-        : RankStages(shape, schedule, stages, rank, default_factories(shape.config, shape.model)) {}
-    RankStages(const StepShape& shape, const Schedule& schedule, const std::vector<Stage>& stages,
-               int rank, const ModuleFactories& factories)
-        : chunks_(schedule.chunks[size_t(rank)]),
-          models_(chunks_.size()),
-          grad_dtype_(shape.grad_dtype) {
+    // `stages`: all of the model's. Gradients will have this dtype.
+    RankStages(const LlamaConfig& config, const ModelOptions& model, DType grad_dtype,
+               const Schedule& schedule, const std::vector<Stage>& stages, int rank,
+               const ModuleFactories& factories)
+        : chunks_(schedule.chunks[size_t(rank)]), models_(chunks_.size()), grad_dtype_(grad_dtype) {
         for (const size_t c : in_order())
-            models_[c] = std::make_unique<Llama>(shape.config, shape.model, factories,
+            models_[c] = std::make_unique<Llama>(config, model, factories,
                                                  stages[size_t(chunks_[c].stage)], &parameters_);
         if (schedule.copies() > 1)
             for (const auto& p : parameters_) p->replica_groups.push_back("copies");

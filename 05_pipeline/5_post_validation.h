@@ -24,17 +24,20 @@
 
 #include <cmath>
 
-#include "lab/pipeline.h"
+#include "core/trace.h"
+#include "train/step.h"
+#include "train/updater.h"
 
 namespace ultrascale::pipeline {
 
 class PostValidation : public PlainUpdater {
 public:
-    // All ranks of the pipeline call it, after the parameters have storage.
-    PostValidation(Pipeline& pipeline, const Options& options)
-        : PlainUpdater(pipeline.parameters(), options, &pipeline.mesh),
-          pipeline_(pipeline),
-          pp_(pipeline.pp()),
+    // All ranks of the mesh, which has the axes pp and dp, call it, after the parameters have
+    // storage.
+    PostValidation(ParameterList& parameters, const Options& options, const Mesh& mesh)
+        : PlainUpdater(parameters, options, &mesh),
+          pp_(mesh.group("pp")),
+          dp_(mesh.group("dp")),
           down_group_(pp_.split(0, pp_.rank(), "norm down")),
           up_group_(pp_.split(0, pp_.rank(), "norm up")),
           host_(Tensor::empty({slots()}, DType::fp64, Memory::host)) {
@@ -54,7 +57,7 @@ public:
         step_ = &step;
         const Tensor own = own_squared_norm();
         phase("update, not yet confirmed", [&] {
-            if (pipeline_.dp().size() > 1) pipeline_.dp().all_reduce(step.loss);
+            if (dp_.size() > 1) dp_.all_reduce(step.loss);
             send_parts(own, step.loss);
             for (size_t i = 0; i < places_.size(); ++i) ops::copy(copies_[i], places_[i]);
             update(step.learning_rate, own);
@@ -86,37 +89,11 @@ public:
     // Waits for the messages under way: before a run ends whose last update stays unconfirmed.
     void finish() override { works_.clear(); }
 
-    // The prediction for a run with post-validation: the copies are kept for all of it, and the
-    // first forwards' messages are sent once more in `repeated` of its steps.
-    static Prediction predict_run(const Pipeline& pipeline, int64_t steps, int64_t repeated) {
-        Prediction step_prediction = pipeline.prediction_without_norm();
-        const int rank = pipeline.pp().rank(), p = pipeline.pp().size();
-        const Group dp = pipeline.dp();
-        const int64_t each =
-            dtype_bytes(pipeline.shape.model.dtype) + optimizer_bytes(pipeline.shape.model.dtype);
-        step_prediction.memory.optimizer += each * pipeline.own.parameters().local_numel();
-        step_prediction.memory.host += bytes_of_parts(p);
-        if (pipeline.messages.mailboxes() > 0)  // there are some for the parts, too
-            step_prediction.memory.peak_communication += 2 * (p - 1) * bytes_of_parts(p);
-        const auto add = [&](const char* name, int64_t sent) {
-            step_prediction.communication.add({name, p}, Collective::send_recv,
-                                              {1, sent, double(sent)});
-        };
-        if (rank > 0) add("norm down", 0), add("norm up", bytes_of_parts(p));
-        if (rank < p - 1) add("norm down", bytes_of_parts(rank + 1)), add("norm up", 0);
-        if (dp.ranks > 1)
-            step_prediction.communication.add(dp, Collective::all_reduce, 1, 8);  // the loss
-        PredictedCommunication again;
-        add_messages(again, pipeline.plan, rank, std::llround(message_bytes(pipeline.shape)), true);
-        Prediction run_prediction = step_prediction.times(steps);
-        run_prediction.communication += again.times(repeated);
-        return run_prediction;
-    }
+    // Of each rank its part of the norm, and its part of the loss.
+    static int64_t bytes_of_parts(int ranks) { return 16 * ranks; }
 
 private:
-    // Of each rank its part of the norm, and its part of the loss.
     int64_t slots() const { return 2 * pp_.size(); }
-    static int64_t bytes_of_parts(int ranks) { return 16 * ranks; }
 
     // Whether AdamW scales a gradient of this norm down (or cannot tell).
     bool must_repeat(double squared) const {
@@ -149,8 +126,7 @@ private:
         all_ = all;
     }
 
-    Pipeline& pipeline_;
-    const Communicator& pp_;
+    const Communicator &pp_, &dp_;
     Communicator down_group_, up_group_;
     Stream stream_{"norm"};
     Tensor host_, all_;  // the parts of the former step's norm, and its loss

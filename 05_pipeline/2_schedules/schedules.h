@@ -144,6 +144,10 @@ inline std::vector<std::string> schedule_names() {
 
 // UserError if there is no such schedule.
 inline const ScheduleKind& schedule_kind(std::string_view name) {
+    if (name == "plain")
+        user_error(
+            "--schedule plain: a loop that 05_pipeline runs for training alone; use 1f1b, the same "
+            "order as a schedule");
     std::string known;
     for (const ScheduleKind& kind : schedules::all) {
         if (kind.name == name) return kind;

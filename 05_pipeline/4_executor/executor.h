@@ -42,9 +42,8 @@ public:
           pretend_(pretend) {}
 
     // Forward and backward of a step's micro-batches. Gradients and step.loss then hold what this
-    // rank's stages contribute. `confirm` (5_post_validation.h) is called after the first forwards,
-    // and returns whether they ran on wrong weights: then they run again.
-    void run(Step& step, Hooks* hooks = nullptr, const std::function<bool()>& confirm = {}) {
+    // rank's stages contribute.
+    void run(Step& step, Hooks* hooks = nullptr) {
         step.call_hooks({hooks});
         if (times_.empty() && device_is_gpu()) {
             load_kernels(stages_, schedule_, step, messages_.shape(), messages_.dtype());
@@ -67,6 +66,9 @@ public:
         messages_.before(int(actions_.size()));
         check(in_flight_.empty(), "a schedule ends with micro-batches in flight");
     }
+    // If set (5_post_validation.h), is called after a step's first forwards, and returns whether
+    // they ran on wrong weights: then they run again.
+    std::function<bool()> confirm = {};
     // Called after kernels were loaded, for whoever counts what runs.
     std::function<void()> kernels_loaded = [] {};
     // To be called after the update, for its time.

@@ -18,7 +18,6 @@
 
 #include "comm/comm.h"
 #include "core/stream.h"
-#include "lab/predict/prediction.h"
 #include "message_plan.h"
 #include "pretend.h"
 
@@ -152,19 +151,5 @@ private:
     std::map<int, Work> leaving_;  // each holds its tensor
     std::map<int, Tensor> kept_;   // from one chunk to another
 };
-
-// What a rank sends and receives in a step, each message of so many bytes; `provisional`: only by
-// the actions that post-validation may repeat.
-inline void add_messages(PredictedCommunication& step_communication, const MessagePlan& plan,
-                         int rank, int64_t bytes, bool provisional = false) {
-    for (const Message& m : plan.messages()) {
-        if (m.local() || (m.from != rank && m.to != rank)) continue;
-        if (provisional && !plan.provisional(m)) continue;
-        const bool sends = m.from == rank;
-        step_communication.add(
-            Group(m.from < m.to ? "down" : "up", 2), Collective::send_recv,
-            {.calls = 1, .bytes = sends ? bytes : 0, .sent = sends ? double(bytes) : 0});
-    }
-}
 
 }  // namespace ultrascale::pipeline

@@ -6,13 +6,10 @@
 // What is left is the schedule's own time, with the executor's real order of messages.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
-#include <string>
 #include <thread>
 
 #include "../2_schedules/schedule.h"
-#include "core/error.h"
 #include "core/trace.h"
 
 namespace ultrascale::pipeline {
@@ -34,37 +31,6 @@ struct Pretend {
         return 0;
     }
 };
-
-// Reads "F=40,B=40,W=20,hop=2", in milliseconds; what is missing keeps that default. UserError.
-inline Pretend parse_pretend(const std::string& text) {
-    Pretend pretend{
-        .forward = 0.040, .backward_input = 0.040, .backward_weight = 0.020, .hop = 0.002};
-    for (size_t at = 0; at < text.size();) {
-        const size_t end = std::min(text.find(',', at), text.size());
-        const std::string one = text.substr(at, end - at), name = one.substr(0, one.find('='));
-        double* const value = name == "F"     ? &pretend.forward
-                              : name == "B"   ? &pretend.backward_input
-                              : name == "W"   ? &pretend.backward_weight
-                              : name == "hop" ? &pretend.hop
-                                              : nullptr;
-        const std::string number = one.size() > name.size() ? one.substr(name.size() + 1) : "";
-        size_t read = 0;
-        double milliseconds = -1;
-        try {
-            milliseconds = std::stod(number, &read);
-        } catch (const std::exception&) {  // not a number
-        }
-        const double least = name == "hop" ? 0 : 1;
-        if (!value || read != number.size() || !(milliseconds >= least && milliseconds <= 1e4))
-            user_error(
-                "--pretend {}: give milliseconds, like F=40,B=40,W=20,hop=2; actions from 1 to "
-                "10000, hop from 0",
-                text);
-        *value = milliseconds / 1e3;
-        at = end + 1;
-    }
-    return pretend;
-}
 
 // Sleeps until now_seconds() is `seconds`.
 inline void sleep_until_seconds(double seconds) {

@@ -10,9 +10,11 @@
 #include <thread>
 
 #include "core/device.h"
+#include "cut.h"
 #include "lab/report/report.h"
 #include "memory_walk.h"
 #include "pictures.h"
+#include "pipeline.h"
 #include "timeline.h"
 
 namespace ultrascale::pipeline {
@@ -143,22 +145,34 @@ inline Costs costs_of(const Timeline& timeline, const Schedule& schedule, const 
     return costs;
 }
 
-// The whole section. svg: a directory for schedule.svg; empty: no picture.
-inline void report_time(Report& report, const StepShape& shape, const Schedule& schedule,
-                        const std::vector<Stage>& stages, const Pretend& pretend,
-                        const Timeline& timeline, const std::string& svg) {
-    const Costs costs = costs_of(timeline, schedule, pretend);
+// A pretended time is right only where computing is a small part of it.
+inline void print_computed(Report& report, const Executor& executor) {
+    const double share = largest_of_ranks(Communicator::world(), executor.computed_share());
+    print(fmt::format("  a rank computed for at most {:.1f} % of the pretended time{}", 100 * share,
+                      share > 0.05 ? ": too much; pretend longer times" : ""));
+    report.value("bubbles", "computed_share", share);
+}
+
+// The whole section, after a run that the executor ran. With --svg: a picture, schedule.svg.
+inline void report_time(Report& report, const Pipeline& pipeline, const Options& options,
+                        const RunAs& as) {
+    const Schedule& schedule = pipeline.schedule;
+    const bool has_first = options.steps <= int64_t(Executor::kept_steps);
+    const Timeline timeline(schedule, pipeline.pp(), *pipeline.executor, has_first,
+                            as.post_validation);
+    const Costs costs = costs_of(timeline, schedule, as.pretend);
     const Bubbles bubbles{schedule,
-                          stages,
+                          pipeline.cut,
                           costs,
                           timeline.no_barrier() ? simulate_without_barrier(schedule, costs)
                                                 : simulate(schedule, costs),
                           timeline.median_step(),
-                          pretend.on()};
+                          as.pretend.on()};
     bubbles.print_table(report);
-    if (!pretend.on()) print_message_ratio(report, shape, stages, costs);
+    if (!as.pretend.on()) print_message_ratio(report, pipeline.shape, pipeline.cut, costs);
     bubbles.draw(report.full());
-    draw_schedule(svg, "schedule.svg", schedule, bubbles.simulated, bubbles.measured);
+    draw_schedule(options.svg, "schedule.svg", schedule, bubbles.simulated, bubbles.measured);
+    if (as.pretend.on()) print_computed(report, *pipeline.executor);
 }
 
 }  // namespace ultrascale::pipeline

@@ -6,7 +6,7 @@
 #include "../2_schedules/schedules.h"
 #include "bubbles.h"
 #include "lab/measure/measure.h"
-#include "pipeline.h"
+#include "predict.h"
 
 namespace ultrascale::pipeline {
 
@@ -14,25 +14,37 @@ struct Compared {
     std::string name;
     Measured measured;
     Costs costs;
-    Simulation simulated, ran;
-    double activations, in_flight;  // the most that a rank holds, bytes and micro-batches
+    std::optional<Simulation> simulated, ran;  // none of the plain loop, which records no actions
+    double activations = 0, in_flight = 0;  // the most that a rank holds, bytes and micro-batches
     double loss;
     bool as_predicted;
 };
 
 inline void print_row(Report& report, const Compared& c) {
-    print(fmt::format("  {:<14} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>11} {:>7.4g}{}",
-                      c.name, c.simulated.seconds * 1e3, c.measured.step_seconds * 1e3,
-                      c.simulated.mean_step_bubble() * 1e3, c.ran.mean_step_bubble() * 1e3,
-                      c.ran.worst_own_bubble() * 1e3, format_bytes(c.activations), c.in_flight,
-                      c.as_predicted ? "" : "   NOT as predicted"));
+    const std::string end = fmt::format("{:>11} {:>7.4g}{}", format_bytes(c.activations),
+                                        c.in_flight, c.as_predicted ? "" : "   NOT as predicted");
+    if (!c.ran) {
+        print(fmt::format("  {:<14} {:>9} {:>9.2f} {:>9} {:>9} {:>9} {}", c.name, "-",
+                          c.measured.step_seconds * 1e3, "-", "-", "-", end));
+        report.row({{"schedule", c.name},
+                    {"step_ms", c.measured.step_seconds * 1e3},
+                    {"peak_activation_bytes", std::llround(c.activations)},
+                    {"in_flight", c.in_flight},
+                    {"loss", c.loss},
+                    {"as_predicted", c.as_predicted}});
+        return;
+    }
+    print(fmt::format("  {:<14} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {:>9.2f} {}", c.name,
+                      c.simulated->seconds * 1e3, c.measured.step_seconds * 1e3,
+                      c.simulated->mean_step_bubble() * 1e3, c.ran->mean_step_bubble() * 1e3,
+                      c.ran->worst_own_bubble() * 1e3, end));
     report.row({{"schedule", c.name},
-                {"step_ms_simulated", c.simulated.seconds * 1e3},
+                {"step_ms_simulated", c.simulated->seconds * 1e3},
                 {"step_ms", c.measured.step_seconds * 1e3},
-                {"step_bubble_ms_simulated", c.simulated.mean_step_bubble() * 1e3},
-                {"step_bubble_ms", c.ran.mean_step_bubble() * 1e3},
-                {"own_bubble_ms_simulated", c.simulated.worst_own_bubble() * 1e3},
-                {"own_bubble_ms", c.ran.worst_own_bubble() * 1e3},
+                {"step_bubble_ms_simulated", c.simulated->mean_step_bubble() * 1e3},
+                {"step_bubble_ms", c.ran->mean_step_bubble() * 1e3},
+                {"own_bubble_ms_simulated", c.simulated->worst_own_bubble() * 1e3},
+                {"own_bubble_ms", c.ran->worst_own_bubble() * 1e3},
                 {"peak_activation_bytes", std::llround(c.activations)},
                 {"in_flight", c.in_flight},
                 {"loss", c.loss},
@@ -41,11 +53,11 @@ inline void print_row(Report& report, const Compared& c) {
 
 // A few steps with one schedule. All ranks call it.
 inline Compared run_one(const Options& options, const StepShape& shape, const Schedule& schedule,
-                        const std::vector<Stage>& stages, const Pretend& pretend,
-                        const DataLoader& loader, const TrainStep& train_step) {
+                        const std::vector<Stage>& stages, const RunAs& as, const DataLoader& loader,
+                        const TrainStep& train_step) {
     const Communicator& world = Communicator::world();
-    Pipeline pipeline(shape, schedule, stages, pretend);
-    const Prediction predicted = pipeline.prediction();
+    Pipeline pipeline(shape, schedule, stages, as);
+    const Prediction predicted = predict(pipeline);
     if (!on_all_ranks(world, predicted.memory.total() <= memory_limit()))
         user_error("it does not fit in {}", format_bytes(double(memory_limit())));
     pipeline.allocate(options.dtype, options.grad_dtype());
@@ -64,11 +76,22 @@ inline Compared run_one(const Options& options, const StepShape& shape, const Sc
         world, counted_as_predicted(predicted.communication, c.measured.steps, c.measured.counts) &&
                    peak_as_predicted(predicted.memory.peak_activations, int64_t(peak)));
     c.activations = largest_of_ranks(world, peak);
-    const Timeline timeline(schedule, pipeline.pp(), pipeline.executor, false);
-    c.costs = costs_of(timeline, schedule, pretend);
+    for (int rank = 0; rank < schedule.ranks(); ++rank)
+        c.in_flight = std::max(c.in_flight, peak_in_flight(schedule, rank, true));
+    if (as.plain) return c;
+    const Timeline timeline(schedule, pipeline.pp(), *pipeline.executor, false);
+    c.costs = costs_of(timeline, schedule, as.pretend);
     c.simulated = simulate(schedule, c.costs), c.ran = timeline.median_step();
-    c.in_flight = c.ran.peak();
     return c;
+}
+
+// The schedule of this name, with those of the sizes that it takes.
+inline Schedule schedule_with(const std::string& name, int ranks, int micro_batches,
+                              const ScheduleOptions& sizes) {
+    const ScheduleKind& kind = schedule_kind(name);
+    return make_schedule(name, ranks, micro_batches,
+                         {.chunks = kind.takes_chunks ? sizes.chunks : 0,
+                          .group = kind.takes_group ? sizes.group : 0});
 }
 
 // Returns false if a schedule's memory or messages differ from their prediction, or its loss from
@@ -91,16 +114,18 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
     bool ok = true;
     double first_loss = 0, apart = 0;
     std::vector<std::string> left_out;
-    for (const std::string& name : schedule_names()) {
+    std::vector<std::string> names = schedule_names();
+    if (!pretend.on()) names.insert(names.begin(), "plain");  // it takes its own time
+    for (const std::string& name : names) {
         std::optional<Compared> c;
         try {
-            const ScheduleKind& kind = schedule_kind(name);
-            const Schedule schedule = make_schedule(name, pp, int(m),
-                                                    {.chunks = kind.takes_chunks ? sizes.chunks : 0,
-                                                     .group = kind.takes_group ? sizes.group : 0});
+            const bool plain = name == "plain";
+            const Schedule schedule =
+                plain ? plain_schedule(pp, int(m)) : schedule_with(name, pp, int(m), sizes);
             check_can_run(shape, schedule);
             const std::vector<Stage> stages = cut(shape, schedule.stages, split);
-            c = run_one(options, shape, schedule, stages, pretend, loader, train_step);
+            c = run_one(options, shape, schedule, stages, {pretend, false, plain}, loader,
+                        train_step);
         } catch (const UserError& reason) {
             if (reason.exit_code != Exit::input) throw;  // a loss that is not finite
             std::string why = reason.what();

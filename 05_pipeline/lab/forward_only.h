@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "../3_stages.h"
+#include "lab/predict/estimate.h"
 #include "train/sampling.h"
 
 namespace ultrascale::pipeline {

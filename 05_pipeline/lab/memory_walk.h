@@ -14,6 +14,7 @@
 
 #include "../3_stages.h"
 #include "../4_executor/message_plan.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale::pipeline {
 
@@ -95,6 +96,36 @@ inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
     return walk_memory(schedule, plan, rank, [&](const Action& action) -> const StageActivations& {
         return chunk_activations[size_t(action.chunk)];
     });
+}
+
+// The same for the plain loop (1_plain_1f1b.h), which has one message under way, or one in each
+// direction.
+inline MemoryWalk walk_plain(const StepShape& shape, const std::vector<Stage>& stages,
+                             int micro_batches, int rank) {
+    const int p = int(stages.size()), m = micro_batches, warmup = std::min(p - 1 - rank, m);
+    const StageActivations one = stage_activations(shape, stages[size_t(rank)]);
+    const double x = rank > 0 ? one.message : 0, y = rank + 1 < p ? one.message : 0;  // as dx, dy
+    MemoryWalk walk{.most_in_flight = double(std::min(p - rank, m))};
+    double held = 0;
+    const auto hold = [&](double bytes) { walk.peak = std::max(walk.peak, held += bytes); };
+    const auto forward = [&] {
+        held -= x;  // counted by its stage from here on
+        walk.peak = std::max(walk.peak, held + one.at_forward);
+        hold(one.after_forward), hold(y);
+    };
+    const auto backward = [&] {
+        held -= y + one.after_forward;
+        walk.peak = std::max(walk.peak, held + one.at_backward);
+        hold(x);
+    };
+    for (int i = 0; i < warmup; ++i) hold(x), forward(), held -= y;
+    if (warmup < m) hold(x);
+    for (int i = warmup; i < m; ++i) {
+        forward(), hold(y), held -= y;
+        backward(), hold(i + 1 < m ? x : 0), held -= x;
+    }
+    for (int i = 0; i < warmup; ++i) hold(y), backward(), held -= x;
+    return walk;
 }
 
 }  // namespace ultrascale::pipeline

@@ -1,10 +1,11 @@
-// All that a rank needs to train with a schedule: the grid of ranks, its stages, messages, and the
-// executor that runs them.
+// All that a rank needs to train: the grid of ranks, its stages, and what runs them, which is the
+// plain loop or the executor with its messages.
 #pragma once
 
-#include "../2_schedules/check.h"
+#include "../1_plain_1f1b.h"
+#include "../2_schedules/schedules.h"
 #include "../4_executor/executor.h"
-#include "predict.h"
+#include "lab/predict/estimate.h"
 #include "train/updater.h"
 
 namespace ultrascale::pipeline {
@@ -26,21 +27,39 @@ inline void check_can_run(const StepShape& shape, const Schedule& schedule) {
                 shape.model.loss_chunk, schedule.name);
 }
 
+// The schedule that describes the plain loop: what it does is known, but it does not read it.
+inline Schedule plain_schedule(int ranks, int micro_batches) {
+    Schedule schedule = make_schedule("1f1b", ranks, micro_batches);
+    schedule.name = "plain";
+    return schedule;
+}
+
+struct RunAs {
+    Pretend pretend = {};
+    bool post_validation = false;
+    bool plain = false;  // the loop of 1_plain_1f1b.h; the schedule, 1f1b, then only describes it
+};
+
 struct Pipeline {
     // All ranks call it. Parameters are described but have no storage yet. `stages`: all of the
     // model's.
     Pipeline(const StepShape& shape, const Schedule& whole_schedule,
-             const std::vector<Stage>& stages, const Pretend& pretend, bool post_validation = false)
+             const std::vector<Stage>& stages, const RunAs& as = {})
         : shape(shape),
           schedule(whole_schedule),
           cut(stages),
           mesh(Communicator::world(),
                {{"pp", schedule.ranks()}, {"dp", Communicator::world().size() / schedule.ranks()}}),
-          plan(schedule, post_validation),
-          own(shape, schedule, cut, pp().rank()),
-          messages(pp(), plan, {shape.micro_batch, shape.seq, shape.config.hidden},
-                   shape.model.dtype, pretend.hop),
-          executor(schedule, plan, own, messages, pp().rank(), pretend) {
+          plan(schedule, as.post_validation),
+          own(shape.config, shape.model, shape.grad_dtype, schedule, cut, pp().rank(),
+              default_factories(shape.config, shape.model)) {
+        const Shape message = {shape.micro_batch, shape.seq, shape.config.hidden};
+        if (as.plain) {
+            plain.emplace(own.chunk(0), pp(), message, shape.model.dtype);
+        } else {
+            messages.emplace(pp(), plan, message, shape.model.dtype, as.pretend.hop);
+            executor.emplace(schedule, plan, own, *messages, pp().rank(), as.pretend);
+        }
         add_holders(mesh, schedule, shape.config);
     }
     Pipeline(const Pipeline&) = delete;
@@ -52,18 +71,15 @@ struct Pipeline {
         parameters().allocate_values(values);
         parameters().allocate_grads(grads, dp().symmetric_memory());
     }
-    // Of a step: without the norm and the loss, or with them as train_step() sums them.
-    Prediction prediction_without_norm() const {
-        Prediction step_prediction =
-            predict(shape, schedule, plan, cut, own.parameters(), pp().rank(), dp().size());
-        step_prediction.memory.peak_communication += messages.mailboxes();
-        return step_prediction;
+    // Forward and backward of a step's micro-batches.
+    void run(Step& step, Hooks* hooks = nullptr) {
+        plain ? plain->run(step, hooks) : executor->run(step, hooks);
     }
-    Prediction prediction() const {
-        Prediction step_prediction = prediction_without_norm();
-        add_norm_and_loss(step_prediction.communication, pp().size(), dp().size());
-        return step_prediction;
+    // To be called after the update, whose end the executor's timeline needs.
+    void updated() {
+        if (executor) executor->updated();
     }
+    int64_t mailboxes() const { return messages ? messages->mailboxes() : 0; }
 
     const StepShape shape;
     const Schedule schedule;
@@ -71,8 +87,9 @@ struct Pipeline {
     Mesh mesh;
     const MessagePlan plan;
     RankStages own;  // this rank's stages
-    Messages messages;
-    Executor executor;
+    std::optional<Plain1F1B> plain;
+    std::optional<Messages> messages;  // these two, or the plain loop
+    std::optional<Executor> executor;
 };
 
 // Forward and backward of all micro-batches, and what follows: which gradients are summed, and the

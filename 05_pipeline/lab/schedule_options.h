@@ -6,10 +6,10 @@
 
 namespace ultrascale::pipeline {
 
-// Adds them, and returns --schedule.
+// Adds them, and returns --schedule. plain: whether it can be the plain loop.
 inline OneOption add_options(OptionList& options, std::string& schedule, ScheduleOptions& sizes,
-                             std::string& split) {
-    std::string names;
+                             std::string& split, bool plain = false) {
+    std::string names = plain ? "plain, 1f1b as a loop without a schedule, " : "";
     for (const std::string& name : schedule_names()) names += name + ", ";
     const OneOption schedule_option =
         options

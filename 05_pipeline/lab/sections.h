@@ -2,7 +2,7 @@
 // messages as the playbook counts them, and --estimate's report.
 #pragma once
 
-#include "../5_post_validation.h"
+#include "predict.h"
 #include "train/run.h"
 
 namespace ultrascale::pipeline {
@@ -33,8 +33,7 @@ inline void print_in_flight(Report& report, const Pipeline& pipeline) {
         std::string held;
         for (const Chunk& chunk : pipeline.schedule.chunks[size_t(r)])
             held += fmt::format("{}{}", held.empty() ? "" : ", ", chunk.stage);
-        const MemoryWalk walk =
-            walk_memory(pipeline.shape, pipeline.schedule, pipeline.plan, pipeline.cut, r);
+        const MemoryWalk walk = walk_memory(pipeline, r);
         print(fmt::format("{:>4}  {:<10} {:>23.4g}   {:>31}", r, held, walk.most_in_flight,
                           format_bytes(walk.peak)));
         report.row({{"table", "in_flight"},
@@ -66,14 +65,6 @@ inline void print_messages(Report& report, const Pipeline& pipeline) {
     report.value("messages", "by_formula_bytes", by_formula);
 }
 
-// A pretended time is right only where computing is a small part of it.
-inline void print_computed(Report& report, const Executor& executor) {
-    const double share = largest_of_ranks(Communicator::world(), executor.computed_share());
-    print(fmt::format("  a rank computed for at most {:.1f} % of the pretended time{}", 100 * share,
-                      share > 0.05 ? ": too much; pretend longer times" : ""));
-    report.value("bubbles", "computed_share", share);
-}
-
 inline void print_repeated(Report& report, int64_t repeated, int64_t steps) {
     print(fmt::format("  post-validation: {} of {} repeated, because the norm had to be clipped{}",
                       repeated, format_count(steps, "update"),
@@ -85,22 +76,15 @@ inline const char* const what_needs_less =
     "these would need less: more ranks in a pipeline (--pp), a smaller --micro-batch; "
     "--recompute full, or a schedule with fewer micro-batches in flight";
 
-// What this rank sends in `steps` steps, and what it holds.
-inline Prediction predict_run(const Pipeline& pipeline, int64_t steps, bool post_validation) {
-    return post_validation
-               ? PostValidation::predict_run(pipeline, steps, pipeline.executor.repeated())
-               : pipeline.prediction().times(steps);
-}
-
 // --estimate: the rank's parameters are only described; nothing is allocated.
 inline void print_estimate(const Options& options, const StepShape& shape, const Schedule& schedule,
-                           const std::vector<Stage>& stages, bool post_validation) {
-    Pipeline pipeline(shape, schedule, stages, {}, post_validation);
+                           const std::vector<Stage>& stages, const RunAs& as) {
+    Pipeline pipeline(shape, schedule, stages, as);
     Report report("05_pipeline", options, shape, 0);
     const int dp = pipeline.dp().size();
     report.configuration(sequences_of_step(options, dp), "", dp);
     report.technique("pipe", describe(schedule, stages), {{"pp", schedule.ranks()}, {"dp", dp}});
-    report.estimate(predict_run(pipeline, 1, post_validation), 1, what_needs_less);
+    report.estimate(predict_run(pipeline, 1, as.post_validation), 1, what_needs_less);
     print_messages(report, pipeline);
     print_in_flight(report, pipeline);
     report.finish();

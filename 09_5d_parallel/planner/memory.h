@@ -18,6 +18,7 @@
 #include "02_zero/predict.h"
 #include "03_tensor_parallel/predict.h"
 #include "04_context_parallel/predict.h"
+#include "05_pipeline/lab/cut.h"
 #include "05_pipeline/lab/predict.h"
 #include "06_expert_parallel/predict.h"
 #include "plan.h"

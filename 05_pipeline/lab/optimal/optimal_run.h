@@ -23,7 +23,7 @@ inline Costs measured_costs(const Options& options, const StepShape& shape, int 
     resume_or_start(options, {});
     if (pretend.on()) return pretended_costs(schedule, pretend);
     print("measuring F, B and W of each stage ...");
-    return run_one(options, shape, schedule, stages, pretend, files.loader(), train_step).costs;
+    return run_one(options, shape, schedule, stages, {}, files.loader(), train_step).costs;
 }
 
 // `room`: how many micro-batches' activations a rank may hold; 0: as many as there are ranks. All

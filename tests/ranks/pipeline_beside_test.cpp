@@ -1,18 +1,30 @@
-// A sketch of chapter 05 on what common/ has, kept as a test: two stages of one model in 1F1B and
-// in zero-bubble order, beside data parallelism by buckets and by ZeRO, with a tied weight that
-// both stages hold, and with an update that is confirmed in the next step.
-#include "sketch_pipeline.h"
-
+// 05_pipeline beside other techniques: two stages of one model in 1F1B, by the plain loop, and in
+// zero-bubble order, by the executor, with the buckets of 01_data_parallel and the stages of
+// 02_zero, with a tied weight that both stages hold, and with an update that is confirmed in the
+// next step.
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/bucket.h"
 #include "02_zero/stages.h"
+#include "05_pipeline/lab/predict.h"
 #include "core/threads.h"
+#include "train/gradients.h"
+#include "train/run.h"
 
 namespace ultrascale::pipeline {
 using namespace ultrascale::data_parallel;
 using namespace ultrascale::zero;
 namespace {
+
+constexpr int64_t T = 16, B = 1, A = 4, steps = 4;
+const LlamaConfig config{.layers = 4,
+                         .hidden = 32,
+                         .heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 8,
+                         .ffn = 48,
+                         .vocab = 256,
+                         .tied = true};
 
 // What is done wrong.
 struct Breaks {
@@ -21,38 +33,33 @@ struct Breaks {
 
 // What both runs below have in common.
 struct Setting {
-    Setting(bool zero_bubble, Breaks breaks, double clip) {
+    Setting(bool zero_bubble, Breaks breaks, double clip)
+        : pipeline(shape,
+                   zero_bubble ? make_schedule("zb-h1", 2, int(A)) : plain_schedule(2, int(A)),
+                   stages_of({2, 2}), {.plain = !zero_bubble}) {
         use_threads(ranks_on_this_node());
         options.optimizer.clip = clip;
         options.steps = steps;
         options.micro_batch = B, options.grad_accum = A;
         options.verify = true;
-        mesh.add_copies(mesh.group("pp").split(0, stage, "tied"));
         for (const auto& p : parameters()) {
             if (breaks.forget_tied) p->replica_groups.clear();
             if (breaks.forget_layer && p->name.ends_with("layers.2.mlp.up_proj.weight"))
                 p->split_over = {"dp"};  // so that its gradient is not summed
         }
-        actions = schedule(zero_bubble, stage);
     }
-    ParameterList& parameters() { return model.parameters(); }
+    ParameterList& parameters() { return pipeline.parameters(); }
     Run make_run() const {
-        return Run("sketch", options, shape,
-                   {.micro_batch = B, .count = dp.size(), .replica = dp.rank()});
+        return Run(
+            "beside", options, shape,
+            {.micro_batch = B, .count = pipeline.dp().size(), .replica = pipeline.dp().rank()});
     }
 
     const Communicator& world = Communicator::world();
     Options options;
     StepShape shape{.config = config, .model = {}, .micro_batch = B, .seq = T};
-    Mesh mesh{world, {{"pp", 2}, {"dp", world.size() / 2}}};
-    const Communicator& dp = mesh.group("dp");
-    const int stage = mesh.group("pp").rank();
-    Llama model{config,
-                {},
-                default_factories(config, {}),
-                {2 * stage, 2 * stage + 2, stage == 0, stage == 1}};
-    Stages stages{mesh.group("pp")};
-    std::vector<Action> actions;
+    Pipeline pipeline;
+    const Mesh& mesh = pipeline.mesh;
 };
 
 struct Checks {
@@ -77,10 +84,10 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
     Run run = s.make_run();
     run.load(optimizer.start());
     BucketSync sync(parameters, s.mesh, 5000);
-    run.start(training_setup(s.model, optimizer));
+    run.start({.updater = &optimizer});
     while (Step* step = run.next()) {
         parameters.begin_gradients(A);
-        s.stages.run(s.model, *step, &sync, s.actions);
+        s.pipeline.run(*step, &sync);
         sync.finish();
         const Tensor squared = optimizer.squared_norm();
         optimizer.step(step->learning_rate, squared);
@@ -89,7 +96,12 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
     }
     Prediction step_prediction;
     sync.add_to(step_prediction, DType::fp32);
-    s.stages.add_to(step_prediction.communication);
+    const int rank = s.pipeline.pp().rank();
+    const int64_t bytes = std::llround(message_bytes(s.shape));
+    if (zero_bubble)
+        add_messages(step_prediction.communication, s.pipeline.plan, rank, bytes);
+    else
+        add_plain_messages(step_prediction.communication, 2, rank, A, bytes);
     const Parameter& tied = *parameters.find("model.embed_tokens.weight");
     step_prediction.communication.add(s.mesh.group("tied"), Collective::all_reduce, 1,
                                       tied.grad.bytes());
@@ -102,15 +114,14 @@ template <class Stage>
 bool train_with_zero(bool zero_bubble, Breaks breaks = {}) {
     testing::internal::CaptureStdout();
     Setting s(zero_bubble, breaks, 0.5);
-    std::vector<const Unit*> units;
-    for (const Unit& unit : s.model.units()) units.push_back(&unit);
+    const std::vector<const Unit*> units = s.pipeline.own.units();
     Stage zero(s.parameters(), units, s.mesh, s.options, {});
     Run run = s.make_run();
     run.load(zero.start());
     run.start({.updater = &zero});
     while (Step* step = run.next()) {
         zero.begin_step(A);
-        s.stages.run(s.model, *step, &zero, s.actions);
+        s.pipeline.run(*step, &zero);
         zero.end_micro_batch();
         const Tensor squared = zero.squared_norm();  // the copies of the tied weight have met
         zero.step(step->learning_rate, squared);
@@ -153,7 +164,7 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
     Unconfirmed optimizer(parameters, s.options, &s.mesh);
     Run run = s.make_run();
     run.load(optimizer.start());
-    run.start(training_setup(s.model, optimizer));
+    run.start({.updater = &optimizer});
     int repeated = 0;
     Step* former = nullptr;
     Kept before;
@@ -173,7 +184,7 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
     while (Step* step = run.next()) {
         if (former) confirm();
         parameters.begin_gradients(A);
-        s.stages.run(s.model, *step, nullptr, s.actions);
+        s.pipeline.run(*step);
         sum_gradients(parameters, s.mesh);
         own = optimizer.own_squared_norm();
         s.world.all_reduce(step->loss);
@@ -189,14 +200,14 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
     return verified ? repeated : -1;
 }
 
-class SketchPipeline : public testing::Test {
+class PipelineBeside : public testing::Test {
 protected:
     void SetUp() override {
         if (Communicator::world().size() % 2 != 0) GTEST_SKIP() << "two stages of as many ranks";
     }
 };
 
-TEST_F(SketchPipeline, BucketsInEveryOrder) {
+TEST_F(PipelineBeside, BucketsInEveryOrder) {
     for (const bool zero_bubble : {false, true}) {
         const Checks checks = train_with_buckets(zero_bubble);
         EXPECT_TRUE(checks.verified);
@@ -210,7 +221,7 @@ TEST_F(SketchPipeline, BucketsInEveryOrder) {
 
 // Several micro-batches are in flight: stages 2 and 3 reduce and gather in between, with the same
 // sums.
-TEST_F(SketchPipeline, ZeroInEveryOrder) {
+TEST_F(PipelineBeside, ZeroInEveryOrder) {
     for (const bool zero_bubble : {false, true}) {
         EXPECT_TRUE(train_with_zero<Zero0>(zero_bubble));
         EXPECT_TRUE(train_with_zero<Zero1>(zero_bubble));
@@ -220,7 +231,7 @@ TEST_F(SketchPipeline, ZeroInEveryOrder) {
     }
 }
 
-TEST_F(SketchPipeline, AnUpdateIsConfirmedInTheNextStep) {
+TEST_F(PipelineBeside, AnUpdateIsConfirmedInTheNextStep) {
     EXPECT_EQ(train_confirmed_later(100), 0);           // never clips
     EXPECT_EQ(train_confirmed_later(0.5), int(steps));  // always does
     EXPECT_EQ(train_confirmed_later(0.5, true), -1);
