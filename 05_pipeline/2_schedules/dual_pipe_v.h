@@ -9,6 +9,7 @@
 //
 // m >= 2p. The bubble is that of DualPipe on 2p ranks, (p-1) (F&B + D - 3W) with the times of a
 // chunk; the activations are those of 2p+1 chunks of half a rank, p + 1/2 micro-batches.
+// The README's step of 4 ranks, 1081 ms with DualPipe, takes 1057.
 // Qi, Wan and Lin, "DualPipe Could Be Better Without the Dual", 2025; DeepSeek-AI's implementation,
 // 2025 (github.com/deepseek-ai/DualPipe).
 #pragma once

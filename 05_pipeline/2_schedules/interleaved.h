@@ -9,6 +9,7 @@
 // N = p is depth-first; the larger N, the later a message is needed, and the more activations a
 // rank holds: (2 (p-1-r) + (v-1) N + 1) / v micro-batches, never more than m.
 // Bubble: (p-1) (F+D)/v, F and D a whole rank's. Messages: v times as many.
+// The README's step of 4 ranks, 1369 ms with 1F1B, takes 1184 with v = 2.
 //
 // m must be a multiple of N. A micro-batch is back for its next chunk after p ranks, and a last
 // group with fewer than p micro-batches gives a rank nothing else to do until then.

@@ -1,5 +1,7 @@
-// One forward, one backward: a rank starts just enough micro-batches to fill the pipeline below it,
-// then does the backward of one before it starts another.
+// One forward, one backward as data: the order of 1_plain_1f1b.h, written down as a list for each
+// rank. What this gains: the list can be checked and simulated before anything runs, and the
+// executor that runs it runs every other order too. A rank starts just enough micro-batches to fill
+// the pipeline below it, then does the backward of one before it starts another.
 //
 //     rank 0   F0 F1 F2 F3          D0 F4 D1 F5 D2    D3    D4 D5
 //     rank 1      F0 F1 F2       D0 F3 D1 F4 D2 F5 D3    D4 D5

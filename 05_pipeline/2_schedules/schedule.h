@@ -1,6 +1,6 @@
-// A pipeline's schedule as data: for each rank the list of what it does, in order. A generator
-// (one_f_one_b.h, zbv.h, ...) writes it, check.h proves that it can run, simulate.h predicts how
-// long it takes, executor.h runs it.
+// A pipeline's schedule as data: for each rank the list of what it does, in order. What the plain
+// loop does (1_plain_1f1b.h) is one such list. A generator (one_f_one_b.h, zbv.h, ...) writes it,
+// check.h proves that it can run, simulate.h predicts how long it takes, executor.h runs it.
 //
 //     stages 0 1 2 3: consecutive layers of the model, each on one rank
 //

