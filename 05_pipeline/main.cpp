@@ -1,14 +1,16 @@
 // Chapter 05: pipeline parallelism. Each rank has some of the model's layers, a stage, and
 // micro-batches go from rank to rank: forward down the stages, backward up again. A schedule says
-// who does what when (schedule.h and the file of each); one executor runs them all (executor.h).
-#include "bubbles.h"
-#include "compare.h"
-#include "forward_only.h"
-#include "optimal_run.h"
-#include "options.h"
-#include "post_validation.h"
-#include "scale.h"
-#include "sections.h"
+// who does what when. 1_plain_1f1b.h is one as a loop; 2_schedules/ has it and others as data, and
+// 4_executor/ runs them all.
+#include "5_post_validation.h"
+#include "lab/bubbles.h"
+#include "lab/compare.h"
+#include "lab/cut.h"
+#include "lab/forward_only.h"
+#include "lab/optimal/optimal_run.h"
+#include "lab/options.h"
+#include "lab/scale.h"
+#include "lab/sections.h"
 #include "train/gradients.h"
 #include "train/run.h"
 
@@ -17,19 +19,19 @@ using namespace ultrascale::pipeline;
 
 namespace {
 
-// One training step. The executor walks over this rank's actions: forwards, backwards, sends and
-// receives of all micro-batches. Then each rank has the gradients of its own stages. Only three
+// One training step. The plain loop, or the executor, does this rank's forwards, backwards, sends
+// and receives of all micro-batches. Then each rank has the gradients of its own stages. Only three
 // things need other ranks: the sums over ranks with other samples (dp) or with a copy of a weight,
 // the global norm, and the loss, which the rank with the last stage knows.
 void train_step(Step& step, Pipeline& pipeline, Updater& optimizer) {
     ParameterList& parameters = pipeline.parameters();
     const Mesh& mesh = pipeline.mesh;
     parameters.begin_gradients(step.accumulated / pipeline.schedule.copies());
-    pipeline.executor.run(step);
+    pipeline.run(step);
     sum_gradients(parameters, mesh);
     const Tensor squared_norm = optimizer.squared_norm();
     optimizer.step(step.learning_rate, squared_norm);
-    pipeline.executor.updated();
+    pipeline.updated();
     step.sum_loss(mesh.world());
     step.finish(squared_norm);
 }
@@ -38,10 +40,10 @@ void train_step(Step& step, Pipeline& pipeline, Updater& optimizer) {
 void train_step_without_waiting(Step& step, Pipeline& pipeline, PostValidation& validation) {
     ParameterList& parameters = pipeline.parameters();
     parameters.begin_gradients(step.accumulated / pipeline.schedule.copies());
-    pipeline.executor.run(step, nullptr, [&] { return validation.confirm(); });
+    pipeline.run(step);
     sum_gradients(parameters, pipeline.mesh);
     validation.update_unconfirmed(step);
-    pipeline.executor.updated();
+    pipeline.updated();
 }
 
 // Trains. Returns false if the result differs from plain training on one device, or memory or
@@ -49,7 +51,7 @@ void train_step_without_waiting(Step& step, Pipeline& pipeline, PostValidation& 
 bool train(const Options& options, const Chapter& chapter, const Schedule& schedule,
            const std::vector<Stage>& stages, const StepShape& shape) {
     const Pretend pretend = chapter.pretend();
-    Pipeline pipeline(shape, schedule, stages, pretend, chapter.post_validation);
+    Pipeline pipeline(shape, schedule, stages, chapter.run_as());
     const Communicator &pp = pipeline.pp(), &dp = pipeline.dp();
     Run run("05_pipeline", options, shape,
             {.micro_batch = options.micro_batch, .count = dp.size(), .replica = dp.rank()});
@@ -58,7 +60,10 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
     pipeline.allocate(options.dtype, options.grad_dtype());
     PlainUpdater plain(pipeline.parameters(), options, &pipeline.mesh);
     std::optional<PostValidation> validation;
-    if (chapter.post_validation) validation.emplace(pipeline, options);
+    if (chapter.post_validation) {
+        validation.emplace(pipeline.parameters(), options, pipeline.mesh);
+        pipeline.executor->confirm = [&] { return validation->confirm(); };
+    }
     PlainUpdater& optimizer = validation ? *validation : plain;
     run.load(optimizer.start());
     ForwardOnly forward_only(pp, schedule, pipeline.own, shape);
@@ -85,11 +90,7 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
             ok;
         if (validation) print_repeated(report, validation->repeated(), options.steps);
         print_messages(report, pipeline);
-        const bool has_first = options.steps <= int64_t(Executor::kept_steps);
-        report_time(report, shape, schedule, stages, pretend,
-                    Timeline(schedule, pp, pipeline.executor, has_first, chapter.post_validation),
-                    options.svg);
-        if (pretend.on()) print_computed(report, pipeline.executor);
+        if (pipeline.executor) report_time(report, pipeline, options, chapter.run_as());
         report.throughput(predicted);
         return ok;
     });
@@ -120,7 +121,7 @@ bool run(const Options& options, Chapter& chapter) {
     check_can_run(shape, schedule);
     const std::vector<Stage> stages = cut(shape, schedule.stages, chapter.split);
     if (options.estimate)
-        return print_estimate(options, shape, schedule, stages, chapter.post_validation), true;
+        return print_estimate(options, shape, schedule, stages, chapter.run_as()), true;
     return train_within_memory(options,
                                [&] { return train(options, chapter, schedule, stages, shape); });
 }

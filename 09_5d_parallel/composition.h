@@ -16,8 +16,9 @@
 #include "02_zero/9_stages.h"
 #include "03_tensor_parallel/8_tensor_parallel.h"
 #include "04_context_parallel/lab/predict.h"
-#include "05_pipeline/forward_only.h"
-#include "05_pipeline/pipeline.h"
+#include "05_pipeline/lab/cut.h"
+#include "05_pipeline/lab/forward_only.h"
+#include "05_pipeline/lab/predict.h"
 #include "06_expert_parallel/expert_parallel.h"
 #include "08_mixed_precision/fp8_parts.h"
 #include "buckets.h"
@@ -41,7 +42,8 @@ public:
           context(local_heads_shape.config, chosen.context, shape.seq, mesh.group("cp")),
           tokens(shared_tokens()),
           fp8(chosen.precision),
-          own(shape, schedule, stages, mesh.group("pp").rank(), factories()),
+          own(shape.config, shape.model, shape.grad_dtype, schedule, stages,
+              mesh.group("pp").rank(), factories()),
           plan(schedule),
           messages(mesh.group("pp"), plan,
                    stream_shape(shape.micro_batch, shape.seq / chosen.axes.cp), shape.model.dtype),

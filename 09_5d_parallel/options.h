@@ -3,7 +3,7 @@
 
 #include "02_zero/lab/shared_options.h"
 #include "03_tensor_parallel/lab/shared_options.h"
-#include "05_pipeline/schedule_options.h"
+#include "05_pipeline/lab/schedule_options.h"
 #include "06_expert_parallel/expert_choices.h"
 #include "composition.h"
 #include "lab/options/cli.h"

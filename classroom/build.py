@@ -88,10 +88,11 @@ class Tree:
         folders = {str(pathlib.Path(file).parent) for file in replaced}
         shutil.rmtree(self.links, ignore_errors=True)
         for folder in sorted(folders):
-            # 07's kernels include "../kernel.h": its folders are mirrored from the top down. What
-            # is below, as "planner/options.h" in 09, includes headers of its chapter, too.
+            # A chapter's folders include each other, as "../kernel.h" in 07, "lab/options.h" or
+            # "../2_schedules/zbv.h" in 05: all of them are mirrored.
             here = pathlib.Path(folder)
-            below = [p.relative_to(ROOT) for p in (ROOT / here).rglob("*") if p.is_dir()]
+            top = here if here.parts[:1] == ("common",) else pathlib.Path(*here.parts[:1])
+            below = [p.relative_to(ROOT) for p in (ROOT / top).rglob("*") if p.is_dir()]
             for each in [*reversed(here.parents), here, *below]:
                 if str(each) not in (".", "common"):
                     self.mirror(str(each))

@@ -60,13 +60,13 @@ while IFS=: read -r file included; do
 done < <(grep -roE '^#include ["<][^">]+[">]' 0*/ --include=*.{h,cpp,cu,cuh} |
     sed -E 's/:#include /:/')
 
-# What lies directly in a chapter's folder is the book: of the laboratory only main.cpp makes use.
-book="00_single_gpu 01_data_parallel 02_zero 03_tensor_parallel 04_context_parallel
+# What a chapter has outside of its lab/ is the book: of the laboratory only main.cpp makes use.
+book="00_single_gpu 01_data_parallel 02_zero 03_tensor_parallel 04_context_parallel 05_pipeline
       08_mixed_precision"
 for chapter in $book; do
     while IFS=: read -r file included; do complain "$file" "$included"; done < <(
-        grep -HoE '^#include "([^"]*/)?(lab/[^"]+|train/run\.h)"' "$chapter"/*.h |
-            sed -E 's/:#include "([^"]+)"/:\1/')
+        grep -roE '^#include "((\.\./)*lab/[^"]+|train/run\.h)"' "$chapter" --include=*.h \
+            --exclude-dir=lab --exclude-dir=kernels | sed -E 's/:#include "([^"]+)"/:\1/')
 done
 
 # In UTF-8, so that grep counts characters.

@@ -18,7 +18,8 @@
 #include "02_zero/lab/predict.h"
 #include "03_tensor_parallel/lab/predict.h"
 #include "04_context_parallel/lab/predict.h"
-#include "05_pipeline/predict.h"
+#include "05_pipeline/lab/cut.h"
+#include "05_pipeline/lab/predict.h"
 #include "06_expert_parallel/predict.h"
 #include "plan.h"
 

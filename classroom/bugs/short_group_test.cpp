@@ -1,7 +1,7 @@
 // Exercise 05.b1: sizes that an interleaved schedule must refuse.
 #include <gtest/gtest.h>
 
-#include "05_pipeline/schedules.h"
+#include "05_pipeline/2_schedules/schedules.h"
 
 namespace ultrascale {
 using namespace ultrascale::pipeline;

@@ -4,8 +4,8 @@
 
 #include <cstdlib>
 
-#include "05_pipeline/schedule_file.h"
-#include "05_pipeline/simulate.h"
+#include "05_pipeline/2_schedules/schedule_file.h"
+#include "05_pipeline/2_schedules/simulate.h"
 
 namespace ultrascale {
 using namespace ultrascale::pipeline;

@@ -31,6 +31,17 @@ TEST(LongPipeline, EveryScheduleOnEveryNumberOfRanks) {
     }
 }
 
+TEST(LongPipeline, ThePlainLoopOnEveryNumberOfRanks) {
+    for (const int p : {1, 2, 3, 4, 8}) {
+        const LayeredModel model(2 * p + 1), tied(2 * p + 1, true);
+        for (const int m : {1, p - 1, p, p + 1, 2 * p, 2 * p + 3})
+            if (m >= 1)
+                expect_equal(p, m % 2 == 0 ? model : tied,
+                             fmt::format("--schedule plain --grad-accum {} {}", m, others[m % 5]));
+    }
+    expect_equal(8, LayeredModel(8, true), "--pp 4 --schedule plain --grad-accum 8");
+}
+
 TEST(LongPipeline, InterleavedByGroupsAndChunks) {
     const LayeredModel model(13), tied(13, true);
     for (const int v : {2, 3})

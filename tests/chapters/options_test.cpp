@@ -88,6 +88,11 @@ TEST(Options, WithoutEffectAreRefused) {
     refuses(2, "05_pipeline", "--in-flight 2", {"--in-flight " + none});
     refuses(2, "05_pipeline", "--solver-seconds 2", {"--solver-seconds " + none, "optimal"});
     refuses(1, "05_pipeline", "--post-validation", {"--post-validation " + none, "single stage"});
+    for (const char* option : {"--post-validation", "--pretend F=40", "--chunks 2", "--group 2"})
+        refuses(2, "05_pipeline", std::string("--schedule plain ") + option,
+                {std::string(option).substr(0, std::string(option).find(' ')) + ": ",
+                 "--schedule plain", "1f1b"});
+    refuses(2, "09_5d_parallel", "--pp 2 --schedule plain", {"--schedule plain", "1f1b"});
     refuses(2, "05_pipeline", "--compare --schedule zbv", {"--compare", "--schedule"});
     refuses(2, "05_pipeline", "--simulate p=4 --json x.jsonl", {"--json", "no figures"});
 }

@@ -19,6 +19,13 @@ TEST(Pipeline, EveryScheduleEqualsOneDevice) {
     }
 }
 
+TEST(Pipeline, ThePlainLoopEqualsOneDevice) {
+    const LayeredModel model(6), tied(6, true);
+    expect_equal(4, tied, "--schedule plain --grad-accum 6 --dropout 0.1 --split 2,2,1,1");
+    expect_equal(3, model, "--schedule plain --grad-accum 1 --recompute full");
+    expect_equal(4, model, "--pp 2 --schedule plain --grad-accum 3 --loss-chunk 7");
+}
+
 TEST(Pipeline, WithFewOrOddMicroBatchesAndDataParallelism) {
     const LayeredModel model(6), tied(6, true);
     expect_equal(3, tied, "--schedule zb-h2 --grad-accum 1");
@@ -43,7 +50,7 @@ TEST(Pipeline, TheSameOrderOfSumsGivesTheSameBits) {
         EXPECT_EQ(first.of("loss"), single.of("loss"));
     }
     expect_close(first, single);  // the norm is added by rank
-    for (const char* other : {"afab", "zb-h1", "zb-h2"})
+    for (const char* other : {"plain", "afab", "zb-h1", "zb-h2"})
         expect_the_same(with(2, fmt::format("--schedule {}", other)), first);
 }
 
@@ -88,7 +95,7 @@ TEST(Pipeline, PretendedTimesAreAsSimulated) {
 TEST(Pipeline, ComparesAllSchedules) {
     const LayeredModel model(8);
     const Outcome all = train(2, chapter, model.arguments() + "--grad-accum 4 --steps 3 --compare");
-    EXPECT_EQ(all.rows.size(), schedules.size());
+    EXPECT_EQ(all.rows.size(), schedules.size() + 1);  // and the plain loop
     for (const Json& row : all.rows) EXPECT_EQ(row.at("as_predicted"), true) << row;
     EXPECT_TRUE(contains(all.out, "losses: at most 0 apart")) << all.out;
     const Outcome odd = train(2, chapter, model.arguments() + "--grad-accum 3 --steps 3 --compare");

@@ -36,6 +36,7 @@ inline bool exists(const std::string& schedule, int p, int m) {
     if (schedule == "dualpipev") return m >= 2 * p;
     return true;
 }
+// What the executor runs. (The plain loop takes neither --post-validation nor --pretend.)
 inline const std::vector<std::string> schedules = {
     "naive", "afab", "1f1b",   "interleaved", "breadth-first", "zb-h1",
     "zb-h2", "zbv",  "v-half", "dualpipe",    "dualpipev"};

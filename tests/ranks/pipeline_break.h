@@ -1,8 +1,8 @@
 // A short training by 05_pipeline's parts, in which something can be done wrong.
 #pragma once
 
-#include "05_pipeline/pipeline.h"
-#include "05_pipeline/schedules.h"
+#include "05_pipeline/lab/cut.h"
+#include "05_pipeline/lab/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"
@@ -34,10 +34,12 @@ struct Breaks {
     std::function<void(ParameterList&, int rank)> describe = [](ParameterList&, int) {};
     std::function<void(ParameterList&, int rank)> after_actions = [](ParameterList&, int) {};
     bool tied_counts_twice = false;  // in the norm
+    bool plain = false;              // the loop runs, not the executor
     std::string predicted;           // the schedule that is predicted; empty: the one that runs
 };
 
 inline Schedule schedule_of(const std::string& name) {
+    if (name == "plain") return plain_schedule(ranks(), 2 * ranks());
     return make_schedule(name, ranks(), 2 * ranks());
 }
 
@@ -51,7 +53,7 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
     const std::vector<Stage> stages = cut(shape, schedule.stages, "auto");
     const TokenFile file("common/text.txt", config.vocab);
     const DataLoader loader(file, {.seq = T});
-    Pipeline pipeline(shape, schedule, stages, {});
+    Pipeline pipeline(shape, schedule, stages, {.plain = breaks.plain});
     ParameterList& parameters = pipeline.parameters();
     breaks.describe(parameters, world.rank());
     pipeline.allocate(DType::fp32, DType::fp32);
@@ -71,7 +73,7 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
     for (int64_t s = 0; s < steps; ++s) {
         Step step(loader, slice, s + 1, s * sequences, sequences);
         parameters.begin_gradients(step.accumulated / schedule.copies());
-        pipeline.executor.run(step, nullptr);
+        pipeline.run(step);
         breaks.after_actions(parameters, world.rank());
         sum_gradients(parameters, pipeline.mesh);
         if (s == 0) verifier.gradient(parameters.parts(&Parameter::grad));
@@ -84,7 +86,7 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
         if (world.size() > 1) world.all_reduce(step.loss);
         verifier.after_step(s, step.loss.to_host<double>()[0], parameters.parts(&Parameter::value));
     }
-    Prediction predicted = pipeline.prediction();
+    Prediction predicted = predict(pipeline);
     if (!breaks.predicted.empty()) {
         const Schedule other = schedule_of(breaks.predicted);
         const MessagePlan plan(other);

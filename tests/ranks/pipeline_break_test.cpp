@@ -22,6 +22,37 @@ TEST(PipelineBreak, UnchangedSchedulesPass) {
     }
 }
 
+// The plain loop: as it is, with something forgotten or confused, and with another prediction.
+TEST(PipelineBreak, ThePlainLoop) {
+    NEEDS_RANKS();
+    const Schedule order = schedule_of("plain");
+    for (const bool tied : {false, true})
+        expect(train(order, tied, {.plain = true}), true, true, true);
+    const Breaks untied{.describe =
+                            [](ParameterList& parameters, int) {
+                                for (const auto& p : parameters) p->replica_groups.clear();
+                            },
+                        .plain = true};
+    expect(train(order, true, untied), false, true, true);
+    const Breaks shifted{.batch =
+                             [](const HostBatch& whole, int rank) {
+                                 HostBatch batch = whole;
+                                 if (rank == ranks() - 1)
+                                     std::ranges::rotate(batch.targets, batch.targets.begin() + 1);
+                                 return batch;
+                             },
+                         .plain = true};
+    expect(train(order, false, shifted), false, true, true);
+    expect(train(order, false, {.plain = true, .predicted = "afab"}), true, false, true);
+}
+
+// Few micro-batches, or one: a loop whose ranks wait for each other in a circle would hang.
+TEST(PipelineBreak, ThePlainLoopWithFewMicroBatches) {
+    NEEDS_RANKS();
+    for (const int m : {1, ranks() - 1, ranks(), ranks() + 1})
+        expect(train(plain_schedule(ranks(), m), false, {.plain = true}), true, true, true);
+}
+
 // ---- schedules that the checker refuses ---------------------------------------------------------
 
 // What the checker says of a changed schedule; "" if it passes.

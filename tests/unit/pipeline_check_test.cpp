@@ -1,7 +1,7 @@
 // 05_pipeline: the checker finds what is wrong in a schedule, and says where.
 #include <gtest/gtest.h>
 
-#include "05_pipeline/schedules.h"
+#include "05_pipeline/2_schedules/schedules.h"
 
 namespace ultrascale {
 using namespace ultrascale::pipeline;

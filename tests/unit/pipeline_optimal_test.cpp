@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "05_pipeline/optimal.h"
+#include "05_pipeline/lab/optimal/optimal.h"
 
 namespace ultrascale {
 using namespace ultrascale::pipeline;

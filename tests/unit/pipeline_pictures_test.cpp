@@ -3,8 +3,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "05_pipeline/picture.h"
-#include "05_pipeline/scale.h"
+#include "05_pipeline/lab/pictures.h"
+#include "05_pipeline/lab/scale.h"
 #include "tests/picture_checks.h"
 
 namespace ultrascale {

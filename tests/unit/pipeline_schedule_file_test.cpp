@@ -3,7 +3,7 @@
 
 #include <filesystem>
 
-#include "05_pipeline/schedules.h"
+#include "05_pipeline/2_schedules/schedules.h"
 
 namespace ultrascale {
 using namespace ultrascale::pipeline;

@@ -2,9 +2,9 @@
 // are exact.
 #include <gtest/gtest.h>
 
-#include "05_pipeline/formulas.h"
-#include "05_pipeline/schedules.h"
-#include "05_pipeline/simulate.h"
+#include "05_pipeline/2_schedules/schedules.h"
+#include "05_pipeline/2_schedules/simulate.h"
+#include "05_pipeline/lab/formulas.h"
 
 namespace ultrascale {
 using namespace ultrascale::pipeline;

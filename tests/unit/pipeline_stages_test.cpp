@@ -4,8 +4,9 @@
 
 #include <numeric>
 
-#include "05_pipeline/memory_walk.h"
-#include "05_pipeline/schedules.h"
+#include "05_pipeline/2_schedules/schedules.h"
+#include "05_pipeline/lab/cut.h"
+#include "05_pipeline/lab/memory_walk.h"
 
 namespace ultrascale {
 using namespace ultrascale::pipeline;

@@ -1,0 +1,113 @@
+// A pipeline's schedule as data: for each rank the list of what it does, in order. What the plain
+// loop does (1_plain_1f1b.h) is one such list. A generator (one_f_one_b.h, zbv.h, ...) writes it,
+// check.h proves that it can run, simulate.h predicts how long it takes, executor.h runs it.
+//
+//     stages 0 1 2 3: consecutive layers of the model, each on one rank
+//
+//     rank 0   F0 F1 F2 F3 D0 ...      F: forward of a micro-batch
+//     rank 1      F0 F1 F2 D0 F3 ...   D: its whole backward, or taken apart:
+//     rank 2         F0 F1 D0 F2 ...   B: backward of inputs, which the stage before waits for
+//     rank 3            F0 D0 F1 ...   W: backward of weights, which nobody waits for
+//
+// A rank may hold several stages, its chunks: a, b, ... in this notation ("F3b"). A plus sign joins
+// two actions that run together ("F5a+D2b").
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ultrascale::pipeline {
+
+enum class ActionKind : char {
+    forward = 'F',
+    backward = 'D',
+    backward_input = 'B',
+    backward_weight = 'W'
+};
+// Gives the gradient that the stage before waits for.
+inline bool sends_back(ActionKind kind) {
+    return kind == ActionKind::backward || kind == ActionKind::backward_input;
+}
+// The last use of what forward saved.
+inline bool frees(ActionKind kind) {
+    return kind == ActionKind::backward || kind == ActionKind::backward_weight;
+}
+
+struct Action {
+    ActionKind kind;
+    int micro_batch;
+    int chunk = 0;  // which of its rank's chunks
+    // Runs together with the next action, one's segments between the other's (DualPipe's overlap of
+    // a forward with a backward).
+    bool with_next = false;
+    bool operator==(const Action&) const = default;
+};
+
+// Chunks have names from a to z.
+inline constexpr int most_chunks = 26;
+
+// A stage of a copy of the model. Only DualPipe has two copies, whose micro-batches differ.
+struct Chunk {
+    int stage, copy = 0;
+    bool operator==(const Chunk&) const = default;
+};
+
+// Where a stage is.
+struct StagePlace {
+    int rank, chunk;
+    bool operator==(const StagePlace&) const = default;
+};
+
+struct Schedule {
+    std::string name;
+    int micro_batches;                         // of a step; of both copies together
+    int stages;                                // of the whole model
+    std::vector<std::vector<Chunk>> chunks;    // of each rank
+    std::vector<std::vector<Action>> actions;  // of each rank
+
+    int ranks() const { return int(chunks.size()); }
+    int copies() const {
+        size_t held = 0;
+        for (const auto& rank_chunks : chunks) held += rank_chunks.size();
+        return int(held) / stages;
+    }
+    // The first copy takes the first half of the micro-batches.
+    int copy_of(int micro_batch) const {
+        return int(int64_t(micro_batch) * copies() / micro_batches);
+    }
+    // Where each stage of each copy is: places()[copy][stage].
+    std::vector<std::vector<StagePlace>> places() const {
+        std::vector<std::vector<StagePlace>> found(
+            size_t(copies()), std::vector<StagePlace>(size_t(stages), {-1, -1}));
+        for (int rank = 0; rank < ranks(); ++rank)
+            for (int c = 0; c < int(chunks[size_t(rank)].size()); ++c) {
+                const Chunk& chunk = chunks[size_t(rank)][size_t(c)];
+                found.at(size_t(chunk.copy)).at(size_t(chunk.stage)) = {rank, c};
+            }
+        return found;
+    }
+};
+
+// "F3"; "F3b" where a rank has several chunks.
+inline std::string to_string(const Action& action, bool several_chunks) {
+    std::string words = char(action.kind) + std::to_string(action.micro_batch);
+    if (several_chunks) words += char('a' + action.chunk);
+    return words;
+}
+inline std::string to_string(const Schedule& schedule, int rank, const Action& action) {
+    return to_string(action, schedule.chunks[size_t(rank)].size() > 1);
+}
+// All that a rank does: "F0 F1 D0 D1".
+inline std::string to_string(const Schedule& schedule, int rank) {
+    std::string line;
+    bool together = false;
+    for (const Action& action : schedule.actions[size_t(rank)]) {
+        if (!line.empty()) line += together ? '+' : ' ';
+        line += to_string(schedule, rank, action);
+        together = action.with_next;
+    }
+    return line;
+}
+
+}  // namespace ultrascale::pipeline

@@ -1,0 +1,156 @@
+// Runs a schedule on a rank: walks over its actions, whatever they are. It replaces the plain loop
+// (1_plain_1f1b.h), which can do one order only; tests compare both, to the bit. A send happens
+// after the action that makes the message, in Messages::output_of(), and nowhere else; it goes its
+// way while the rank computes.
+//
+//     for each action:   post receives, let go of what was sent     messages.h
+//                        wait for the input                         x, or dy
+//                        F: forward   D: backward   B: backward of inputs   W: of weights
+//                        send the output                            y, or dx
+//
+// Each micro-batch in flight has its own saved activations for each chunk, from its F to its D or
+// W. Two actions that run together in DualPipe (with_next) run one after the other here: within one
+// device's layers nothing is communicated that the other action could hide, so that to take turns
+// layer by layer would only delay the first one's message. (With expert parallelism it pays.)
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "load_kernels.h"
+#include "messages.h"
+#include "train/step.h"
+
+namespace ultrascale::pipeline {
+
+// When a step's actions ran, on now_seconds()' clock, without the waits for their inputs; and when
+// the update that followed had ended.
+struct StepTimes {
+    std::vector<Timestamp> begins, ends;  // by the action's index
+    Timestamp updated;
+};
+
+class Executor {
+public:
+    // All of these must live as long.
+    Executor(const Schedule& schedule, const MessagePlan& plan, RankStages& stages,
+             Messages& messages, int rank, const Pretend& pretend = {})
+        : schedule_(schedule),
+          actions_(schedule.actions[size_t(rank)]),
+          stages_(stages),
+          messages_(messages),
+          provisional_(plan.provisional(rank)),
+          pretend_(pretend) {}
+
+    // Forward and backward of a step's micro-batches. Gradients and step.loss then hold what this
+    // rank's stages contribute.
+    void run(Step& step, Hooks* hooks = nullptr) {
+        step.call_hooks({hooks});
+        if (times_.empty() && device_is_gpu()) {
+            load_kernels(stages_, schedule_, step, messages_.shape(), messages_.dtype());
+            kernels_loaded();
+        }
+        if (times_.size() == kept_steps) times_.pop_front();
+        times_.emplace_back();
+        bool confirmed = !confirm;
+        for (int i = 0; i < int(actions_.size()); ++i) {
+            if (!confirmed && i == provisional_) {
+                confirmed = true;
+                if (confirm()) {
+                    forget(step);
+                    i = 0;
+                }
+            }
+            messages_.before(i);
+            run(step, i, messages_.input_of(i));
+        }
+        messages_.before(int(actions_.size()));
+        check(in_flight_.empty(), "a schedule ends with micro-batches in flight");
+    }
+    // If set (5_post_validation.h), is called after a step's first forwards, and returns whether
+    // they ran on wrong weights: then they run again.
+    std::function<bool()> confirm = {};
+    // Called after kernels were loaded, for whoever counts what runs.
+    std::function<void()> kernels_loaded = [] {};
+    // To be called after the update, for its time.
+    void updated() { times_.back().updated = Timestamp::in(compute_stream()); }
+    // In how many steps the first forwards ran twice.
+    int64_t repeated() const { return repeated_; }
+    // With pretended times: the share of them in which something was computed.
+    double computed_share() const { return computed_ / pretended_; }
+    // Of the last steps.
+    static constexpr size_t kept_steps = 10;
+    const std::deque<StepTimes>& times() const { return times_; }
+
+private:
+    // What the first forwards did.
+    void forget(const Step& step) {
+        ++repeated_;
+        messages_.forget_provisional(provisional_);
+        in_flight_.clear();
+        times_.back() = {};
+        ops::copy(step.loss, Tensor::zeros({1}, DType::fp64, Memory::workspace));
+    }
+
+    void run(Step& step, int i, Tensor input) {
+        const Action& action = actions_[size_t(i)];
+        times_.back().begins.push_back(Timestamp::in(compute_stream()));
+        const double begin = now_seconds();
+        const std::string name = to_string(action, stages_.chunks() > 1);
+        explain(name);
+        Tensor output = phase(name, [&] { return compute(step, action, std::move(input)); });
+        if (pretend_.on()) {
+            const double seconds =
+                pretend_.seconds(action.kind, schedule_.ranks(), schedule_.stages);
+            computed_ += now_seconds() - begin, pretended_ += seconds;
+            sleep_until_seconds(begin + seconds);
+        }
+        times_.back().ends.push_back(Timestamp::in(compute_stream()));
+        messages_.output_of(i, std::move(output));
+    }
+
+    Tensor compute(Step& step, const Action& action, Tensor input) {
+        const std::pair key(action.micro_batch, action.chunk);
+        if (action.kind == ActionKind::forward) {
+            check(!in_flight_.contains(key), "a schedule runs a forward twice");
+            in_flight_[key].context = step.micro_batch(action.micro_batch);
+        }
+        check(in_flight_.contains(key), "a schedule's backward comes before its forward");
+        auto& [saved, context] = in_flight_[key];
+        Llama& model = stages_.chunk(action.chunk);
+        Tensor output;
+        switch (action.kind) {
+            case ActionKind::forward:
+                output = model.forward(std::move(input), saved, context);
+                break;
+            case ActionKind::backward:
+                output = model.backward(std::move(input), saved, context);
+                break;
+            case ActionKind::backward_input:
+                output = model.backward_input(std::move(input), saved, context);
+                break;
+            case ActionKind::backward_weight: model.backward_weight(saved, context); break;
+        }
+        if (frees(action.kind)) in_flight_.erase(key);
+        return output;
+    }
+
+    struct InFlight {
+        Saved saved;
+        Context context;
+    };
+    const Schedule& schedule_;
+    const std::vector<Action>& actions_;
+    RankStages& stages_;
+    Messages& messages_;
+    int provisional_;  // the first actions, before confirm()
+    Pretend pretend_;
+    std::map<std::pair<int, int>, InFlight> in_flight_;  // by micro-batch and chunk
+    int64_t repeated_ = 0;
+    double computed_ = 0, pretended_ = 0;  // seconds
+    std::deque<StepTimes> times_;
+};
+
+}  // namespace ultrascale::pipeline

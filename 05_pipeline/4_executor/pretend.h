@@ -1,0 +1,41 @@
+// --pretend: actions and messages that take as long as they are told to, so that ranks which share
+// a processor show the bubbles of ranks that have one each.
+//
+// The model is computed all the same, but a small one: an action ends at its start + its time, and
+// sleeps until then; a message arrives at its sender's end + hop. Waiting for a message sleeps too.
+// What is left is the schedule's own time, with the executor's real order of messages.
+#pragma once
+
+#include <chrono>
+#include <thread>
+
+#include "../2_schedules/schedule.h"
+#include "core/trace.h"
+
+namespace ultrascale::pipeline {
+
+struct Pretend {
+    // Seconds for a p-th of the model (p: ranks), and of a message. All 0: nothing is pretended.
+    double forward = 0, backward_input = 0, backward_weight = 0, hop = 0;
+    bool on() const { return forward > 0; }
+
+    // Of an action on one of `stages` stages: with two stages a rank, half as long.
+    double seconds(ActionKind kind, int ranks, int stages) const {
+        const double share = double(ranks) / stages;
+        switch (kind) {
+            case ActionKind::forward: return forward * share;
+            case ActionKind::backward_input: return backward_input * share;
+            case ActionKind::backward_weight: return backward_weight * share;
+            case ActionKind::backward: return (backward_input + backward_weight) * share;
+        }
+        return 0;
+    }
+};
+
+// Sleeps until now_seconds() is `seconds`.
+inline void sleep_until_seconds(double seconds) {
+    const std::chrono::duration<double> left(seconds - now_seconds());
+    if (left.count() > 0) std::this_thread::sleep_for(left);
+}
+
+}  // namespace ultrascale::pipeline
