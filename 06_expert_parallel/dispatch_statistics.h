@@ -1,5 +1,5 @@
 // What travelled: the rows of each layer's dispatch, as its counts really came. From them follow
-// the bytes that the run should have sent, and the memory that it should have held (predict.h).
+// the bytes that the run should have sent, and the memory that it should have held (lab/predict.h).
 #pragma once
 
 #include <map>

@@ -9,10 +9,10 @@
 // targets of the whole step, in the loss.
 #pragma once
 
-#include "capacity.h"
+#include "7_capacity.h"
+#include "9_node_limited.h"
 #include "comm/mesh.h"
-#include "experts.h"
-#include "node_limited.h"
+#include "experts_layer.h"
 
 namespace ultrascale::expert_parallel {
 

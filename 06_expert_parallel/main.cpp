@@ -1,12 +1,12 @@
 // Chapter 06: experts. Each layer's feed-forward is replaced by many small ones, of which a router
-// picks a few for each token (experts.h); the ranks of a group share them, and tokens travel to
-// their experts and back (dispatch.h).
-#include "choices.h"
-#include "compare.h"
-#include "options.h"
-#include "predict.h"
-#include "route_demo.h"
-#include "sections.h"
+// picks a few for each token (experts_layer.h); the ranks of a group share them, and tokens travel to
+// their experts and back (6_dispatch.h).
+#include "lab/choices.h"
+#include "lab/compare.h"
+#include "lab/options.h"
+#include "lab/predict.h"
+#include "lab/route_demo.h"
+#include "lab/sections.h"
 #include "train/gradients.h"
 #include "train/run.h"
 

@@ -1,15 +1,15 @@
-// What every way of dispatching rows is (dispatch.h, capacity.h, rank_dispatch.h): a dispatcher
+// What every way of dispatching rows is (6_dispatch.h, 7_capacity.h, 8_rank_dispatch.h): a dispatcher
 // with the same phases, and what all of them need for it.
 #pragma once
 
 #include <functional>
 #include <memory>
 
+#include "3_router.h"
 #include "comm/comm.h"
 #include "core/error.h"
 #include "core/trace.h"
 #include "dispatch_statistics.h"
-#include "router.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -27,7 +27,7 @@ struct ExpertRows {
 //     begin_backward  for each chunk:  the same, with gradients
 //     end_backward_of_weights, end_backward
 //
-// A row's weight travels with it, to be applied inside its expert (experts.h). Otherwise what came
+// A row's weight travels with it, to be applied inside its expert (experts_layer.h). Otherwise what came
 // back would have to be kept for the gradient of the weights: T k h elements a layer.
 //
 // Rows may travel in several chunks of tokens (--overlap chunks): while the experts compute on one,

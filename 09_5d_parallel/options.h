@@ -2,7 +2,7 @@
 #pragma once
 
 #include "05_pipeline/schedule_options.h"
-#include "06_expert_parallel/expert_choices.h"
+#include "06_expert_parallel/lab/shared_options.h"
 #include "composition.h"
 #include "lab/options/cli.h"
 #include "planner/options.h"

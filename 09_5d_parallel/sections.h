@@ -3,8 +3,8 @@
 #pragma once
 
 #include "04_context_parallel/bounds.h"
-#include "06_expert_parallel/expert_run.h"
-#include "06_expert_parallel/plain_experts.h"
+#include "06_expert_parallel/lab/expert_run.h"
+#include "06_expert_parallel/lab/one_device_experts.h"
 #include "08_mixed_precision/bounds.h"
 #include "options.h"
 #include "predict.h"

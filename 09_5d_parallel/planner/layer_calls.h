@@ -9,7 +9,7 @@
 //     pp    a message from stage to stage (05)
 #pragma once
 
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/predict.h"
 #include "hardware.h"
 #include "plan.h"
 

@@ -19,7 +19,7 @@
 #include "03_tensor_parallel/predict.h"
 #include "04_context_parallel/predict.h"
 #include "05_pipeline/predict.h"
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/predict.h"
 #include "plan.h"
 
 namespace ultrascale::five_d {

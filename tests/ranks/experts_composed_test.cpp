@@ -5,8 +5,8 @@
 
 #include <sstream>
 
-#include "06_expert_parallel/choices.h"
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/choices.h"
+#include "06_expert_parallel/lab/predict.h"
 #include "core/threads.h"
 #include "tests/test_util.h"
 #include "train/gradients.h"

@@ -5,7 +5,7 @@
 
 #include "03_tensor_parallel/predict.h"
 #include "03_tensor_parallel/tensor_parallel.h"
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/predict.h"
 #include "core/threads.h"
 #include "tests/test_util.h"
 

@@ -12,10 +12,10 @@
 // came (dispatch_statistics.h), and equals what was counted.
 //
 // Held. Experts are shared by ep ranks, all else is copied; for activations see
-// expert_activations.h.
+// lab/activations.h.
 #pragma once
 
-#include "expert_activations.h"
+#include "activations.h"
 #include "train/replica_groups.h"
 
 namespace ultrascale::expert_parallel {

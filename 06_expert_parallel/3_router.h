@@ -1,19 +1,19 @@
 // The router: a linear without bias that scores the experts for each token, and the choice of the
-// k best (route.h does the same token by token).
+// k best (2_route.h does the same token by token).
 //
 //     x (N, h) --W (E, h)--> logits (N, E) --> scores --> experts (N, k), weights (N, k)
 //                                                |
-//                                         losses of balance (balance.h)
+//                                         losses of balance (4_balance.h)
 //
 // Its arithmetic is in fp32 whatever the model's type, as rounding would change choices. Only the
 // weights carry a gradient back to the scores; which experts were chosen does not.
 #pragma once
 
-#include "balance.h"
+#include "2_route.h"
+#include "4_balance.h"
 #include "kernels/ops_experts.h"
 #include "model/activation.h"
 #include "model/llama.h"
-#include "route.h"
 
 namespace ultrascale::expert_parallel {
 

@@ -11,8 +11,8 @@
 #include <map>
 #include <vector>
 
+#include "../2_route.h"
 #include "lab/verify/verify.h"
-#include "route.h"
 
 namespace ultrascale::expert_parallel {
 

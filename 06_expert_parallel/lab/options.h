@@ -2,7 +2,7 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "expert_choices.h"
+#include "shared_options.h"
 
 namespace ultrascale::expert_parallel {
 

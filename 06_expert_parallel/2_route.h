@@ -1,5 +1,5 @@
 // A router's choice, token by token on the host: the plain form of what ops::router_forward
-// computes, for reading, for --verify's plain training (plain_experts.h) and for the demo.
+// computes, for reading, for --verify's plain training (lab/one_device_experts.h) and for the demo.
 //
 //     logits (E) --softmax or sigmoid--> scores --+ bias--> choice
 //     groups: keep the best ones by the sum of their two best choices, hide the others

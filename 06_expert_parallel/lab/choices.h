@@ -1,10 +1,10 @@
 // The choices of a run's routers, for --verify: each rank remembers those of the first steps, and
-// rank 0's plain training follows them (plain_choices.h).
+// rank 0's plain training follows them (lab/one_device_choices.h).
 #pragma once
 
+#include "../shared_tokens.h"
 #include "lab/verify/whole_values.h"
-#include "plain_choices.h"
-#include "shared_tokens.h"
+#include "one_device_choices.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -15,7 +15,7 @@ public:
         : shared_(shared), k_(config.experts.router.top_k), plain_(bounds.choice_limit) {}
     PlainChoices& plain() { return plain_; }
 
-    // A layer's experts (N, k) in a forward, and their places (dispatch.h).
+    // A layer's experts (N, k) in a forward, and their places (6_dispatch.h).
     void add(int64_t layer, const Tensor& experts, const Tensor& places, const Context& context) {
         if (step_ >= watched_ || !context.training || context.recomputing) return;
         std::vector<int32_t> chosen = experts.to_host<int32_t>();

@@ -1,12 +1,12 @@
-// What the plain layers of --verify (plain_experts.h) share: their choices, and the losses of
+// What the plain layers of --verify (lab/one_device_experts.h) share: their choices, and the losses of
 // balance in double.
 #pragma once
 
 #include <map>
 #include <vector>
 
-#include "expert_options.h"
-#include "plain_choices.h"
+#include "../expert_options.h"
+#include "one_device_choices.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -34,7 +34,7 @@ public:
     std::map<int64_t, std::vector<Counts>> counts;  // by layer and segment, of this micro-batch
     std::map<int64_t, std::vector<float>> loads;    // by layer, of this step
 
-    // The factor of n p for a layer (balance.h); `tokens`: of a segment.
+    // The factor of n p for a layer (4_balance.h); `tokens`: of a segment.
     double factor(double tokens) const {
         const double E = double(config.experts.count), k = double(config.experts.router.top_k),
                      L = double(config.layers - config.experts.first_dense),

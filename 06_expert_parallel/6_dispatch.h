@@ -18,7 +18,7 @@
 // An expert sees its rows by rank and, within a rank, by token: the order of all tokens in the
 // step's batch, whatever the number of ranks. With sums in a fixed order this gives the same bits
 // everywhere. The host has to wait for the counts once a forward, to know how much memory the rows
-// need. capacity.h does without.
+// need. 7_capacity.h does without.
 #pragma once
 
 #include "kernels/ops_experts.h"
@@ -26,7 +26,7 @@
 
 namespace ultrascale::expert_parallel {
 
-// One row for each choice: what dispatches with and without a capacity (capacity.h) share.
+// One row for each choice: what dispatches with and without a capacity (7_capacity.h) share.
 class ChoiceDispatcher : public TokenDispatcher {
 public:
     // `ep`: the ranks that share E experts, of which each holds E / ep neighbouring ones. `stream`:

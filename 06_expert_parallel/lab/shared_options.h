@@ -2,8 +2,8 @@
 // them exclude each other.
 #pragma once
 
+#include "../expert_options.h"
 #include "comm/comm.h"
-#include "expert_options.h"
 #include "files/checkpoint.h"
 #include "lab/options/cli.h"
 

@@ -7,7 +7,7 @@
 #include "choices.h"
 #include "expert_run.h"
 #include "load_picture.h"
-#include "plain_experts.h"
+#include "one_device_experts.h"
 
 namespace ultrascale::expert_parallel {
 

@@ -10,7 +10,7 @@
 // added in two steps, by rank and then over ranks, and so rounds differently.
 //
 // A stage is such a trip over any group of ranks. Two stages, over nodes and inside a node, make
-// node_limited.h.
+// 9_node_limited.h.
 #pragma once
 
 #include "kernels/ops_experts.h"

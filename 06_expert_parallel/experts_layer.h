@@ -10,8 +10,8 @@
 // (Shared experts: DeepSeekMoE, Dai et al. 2024, arXiv 2401.06066.)
 #pragma once
 
-#include "dispatch.h"
-#include "grouped_linear.h"
+#include "5_experts.h"
+#include "6_dispatch.h"
 #include "model/dropout.h"
 
 namespace ultrascale::expert_parallel {
@@ -115,7 +115,7 @@ inline void set_experts(ModuleFactories& factories, const LlamaConfig& config,
     };
 }
 
-// Sees the choices (N, k) of a layer's forward, and their places (dispatch.h).
+// Sees the choices (N, k) of a layer's forward, and their places (6_dispatch.h).
 using SeeChoices =
     std::function<void(int64_t layer, const Tensor& experts, const Tensor& places, const Context&)>;
 

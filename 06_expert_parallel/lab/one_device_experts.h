@@ -1,14 +1,14 @@
-// The same layer the plain way, for --verify: a loop over tokens that chooses (route.h), a loop
+// The same layer the plain way, for --verify: a loop over tokens that chooses (2_route.h), a loop
 // over experts that computes, and sums on the host. It shares no code with the router's, the
 // dispatch's and the balance's operations.
 #pragma once
 
+#include "../2_route.h"
+#include "../experts_layer.h"
 #include "choices.h"
-#include "experts.h"
 #include "model/activation.h"
 #include "model/llama.h"
-#include "plain_balance.h"
-#include "route.h"
+#include "one_device_balance.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -287,7 +287,7 @@ private:
     int64_t step_ = 0;
 };
 
-// The plain layers with which --verify compares (plain_experts.h).
+// The plain layers with which --verify compares (lab/one_device_experts.h).
 inline std::function<void(ModuleFactories&)> plain_parts(const StepShape& shape,
                                                          const ExpertOptions& o,
                                                          int64_t micro_batches,
