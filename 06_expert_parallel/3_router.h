@@ -22,6 +22,10 @@ struct Routed {
     Tensor experts, weights;  // (N, k) int32, fp32
 };
 
+// Sees the choices (N, k) of a layer's forward, and their places (6_dispatch.h).
+using SeeChoices =
+    std::function<void(int64_t layer, const Tensor& experts, const Tensor& places, const Context&)>;
+
 class Router {
 public:
     // Registers "PLACE.gate.weight" and, if training moves a bias, its buffer.

@@ -111,7 +111,6 @@ public:
     // A forward of all micro-batches that only counts comes first, for AuxOver::global; then
     // counted(): the counts so far, (layers, E), are summed over `ranks`.
     void count_only(bool on) { count_only_ = on; }
-    bool counting() const { return count_only_; }
     void counted(const Communicator& ranks) {
         if (ranks.size() > 1) ranks.all_reduce(step_);
         global_ = step_;

@@ -11,6 +11,7 @@
 // one after the other, so that they are neighbours in memory and W is a view of all of them.
 #pragma once
 
+#include "comm/comm.h"
 #include "core/error.h"
 #include "core/trace.h"
 #include "kernels/ops_experts.h"
@@ -65,5 +66,89 @@ private:
     int64_t experts_, inputs_, outputs_ = 0;
     std::string name_;  // in the trace
 };
+
+// What this rank's experts compute on.
+struct ExpertRows {
+    Tensor rows, counts;  // (R, h) in the experts' order; (G) int32 rows of each of its experts
+    Tensor weights;       // (R, 1) fp32, the routers'; in backward their gradients
+};
+
+// A rank's experts: SwiGLU (parts.h) with grouped products. A row's weight is applied before the
+// last product: down(w a) = w down(a). So its gradient is a sum over what SwiGLU's backward reads
+// anyway, and no output of an expert needs to be kept: of each row 2 h bytes less in bf16, of 2 h
+// for its input and 4 F for gate and up.
+class GroupedSwiGLU {
+public:
+    GroupedSwiGLU(GroupedLinear gate_up, GroupedLinear down)
+        : gate_up_(std::move(gate_up)), down_(std::move(down)) {}
+
+    // (R, h) -> (R, h), weighted
+    Tensor forward(ExpertRows in, Saved& saved) {
+        Tensor gate_up = gate_up_.forward(in.rows, in.counts, saved["gate_up"]);  // (R, 2 F)
+        in.rows = {};
+        const Tensor a = activation({gate_up.rows(), gate_up.cols() / 2}, gate_up.dtype());
+        ops::swiglu_forward(a, gate_up, in.weights);
+        saved.keep("weights", std::move(in.weights));
+        saved.keep("gate_up", std::move(gate_up));
+        saved.keep("counts", in.counts);
+        const Tensor out = down_.forward(a, in.counts, saved["down"]);
+        saved["down"].drop("x");
+        return out;
+    }
+    // The gradient of its output (R, h) -> of its input and of the weights. With `now` the weight
+    // gradients of down are added, too; those of gate and up remain for later.
+    ExpertRows backward(Tensor dout, Saved& saved, Context& context, WeightGradient when) {
+        const Tensor counts = saved.get("counts");
+        Tensor da = down_.backward_input(dout, counts, saved["down"]);  // (R, F)
+        dout = {};
+        Tensor gate_up = saved.take("gate_up"), dgate_up = activation_like(gate_up);  // (R, 2 F)
+        const Tensor weights = saved.take("weights"), dweights = activation_like(weights);
+        ops::swiglu_backward(dgate_up, da, gate_up, weights, dweights);  // da: now down's input
+        saved["down"].keep("x", std::move(da));
+        gate_up = {};
+        if (when == WeightGradient::now) down_.backward_weight(counts, saved["down"], context);
+        return {gate_up_.backward_input(dgate_up, counts, saved["gate_up"]), {}, dweights};
+    }
+    void backward_weight_of_gate_up(Saved& saved, Context& context) {
+        gate_up_.backward_weight(saved.take("counts"), saved["gate_up"], context);
+    }
+    void backward_weight(Saved& saved, Context& context) {
+        down_.backward_weight(saved.get("counts"), saved["down"], context);
+        backward_weight_of_gate_up(saved, context);
+    }
+
+private:
+    GroupedLinear gate_up_, down_;
+};
+
+// Registers this rank's experts of a layer: the ranks of `ep` hold equally many neighbouring ones.
+// `uses`: how often a micro-batch runs through them.
+inline GroupedSwiGLU experts_of_rank(ParameterList& list, const ModulePath& block,
+                                     const LlamaConfig& config, const Communicator& ep,
+                                     const std::vector<std::string>& replica_groups = {},
+                                     int uses = 1) {
+    const ExpertsConfig& e = config.experts;
+    const ExpertNames names = expert_names(config);
+    const int64_t here = e.count / ep.size(), first = ep.rank() * here;
+    const auto grouped = [&](const std::vector<const char*>& matrices, int64_t out, int64_t in) {
+        std::vector<Parameter*> all;
+        std::string together = "experts";  // in the trace: "experts.gate_proj.up_proj"
+        for (const char* matrix : matrices) together += fmt::format(".{}", matrix);
+        for (int64_t i = first; i < first + here; ++i)
+            for (const char* matrix : matrices)
+                all.push_back(list.add({
+                    .name = block.part(fmt::format("experts.{}.{}", i, matrix)).weight(),
+                    .shape = {out, in},
+                    .init_std = float(config.init_std),
+                    .split_over = {"ep"},
+                    .replica_groups = replica_groups,
+                    .uses = uses,
+                }));
+        return GroupedLinear(std::move(all), here, std::move(together));
+    };
+    GroupedLinear gate_up = grouped({names.gate, names.up}, e.ffn, config.hidden),
+                  down = grouped({names.down}, config.hidden, e.ffn);
+    return {std::move(gate_up), std::move(down)};
+}
 
 }  // namespace ultrascale::expert_parallel

@@ -1,5 +1,5 @@
-// What the plain layers of --verify (lab/one_device_experts.h) share: their choices, and the losses of
-// balance in double.
+// What the layers with which --verify compares (one_device_experts.h) share: their choices, and the
+// losses of balance in double.
 #pragma once
 
 #include <map>
@@ -11,10 +11,10 @@
 namespace ultrascale::expert_parallel {
 
 // What the plain layers of one model share: the balance of its routers.
-class PlainBalance {
+class OneDeviceBalance {
 public:
-    PlainBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
-                 int64_t tokens, PlainChoices& choices)
+    OneDeviceBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
+                     int64_t tokens, OneDeviceChoices& choices)
         : config(config),
           options(options),
           micro_batches(micro_batches),
@@ -28,7 +28,7 @@ public:
     // As the run under test cuts it: the tokens of a micro-batch, which a router sees at once; and
     // those that travel together, of which an expert drops what is over its capacity.
     const int64_t tokens, chunk_tokens;
-    PlainChoices& choices;
+    OneDeviceChoices& choices;
 
     using Counts = std::vector<double>;             // (E)
     std::map<int64_t, std::vector<Counts>> counts;  // by layer and segment, of this micro-batch

@@ -12,10 +12,10 @@
 
 namespace ultrascale::expert_parallel {
 
-class PlainExperts : public FeedForward {
+class OneDeviceExperts : public FeedForward {
 public:
-    PlainExperts(ParameterList& list, const ModuleFactories& factories, const ModulePath& layer,
-                 std::shared_ptr<PlainBalance> balance)
+    OneDeviceExperts(ParameterList& list, const ModuleFactories& factories, const ModulePath& layer,
+                     std::shared_ptr<OneDeviceBalance> balance)
         : layer_(layer.layer), balance_(std::move(balance)) {
         const LlamaConfig& config = balance_->config;
         const ExpertsConfig& e = config.experts;
@@ -179,7 +179,7 @@ private:
         for (int64_t n = 0; n < N; ++n)
             balance_->choices.made(key(n, context), t.routes[size_t(n)], &t.dropped[size_t(n) * k]);
     }
-    PlainChoices::Key key(int64_t n, const Context& context) const {
+    OneDeviceChoices::Key key(int64_t n, const Context& context) const {
         const Batch& batch = context.batch;
         return {step_ - 1, layer_, batch.first_sample + n / batch.length(), n % batch.length()};
     }
@@ -196,7 +196,7 @@ private:
                                                                 : 1,
                      each = t.routes.size() / S;
         auto& counts = balance_->counts[layer_];
-        counts.assign(S, PlainBalance::Counts(experts_.size(), 0.0));
+        counts.assign(S, OneDeviceBalance::Counts(experts_.size(), 0.0));
         for (size_t n = 0; n < t.routes.size(); ++n)
             for (int e : t.routes[n].experts)
                 ++counts[n / each][size_t(e)], ++balance_->loads[layer_][size_t(e)];
@@ -245,7 +245,7 @@ private:
                  double tokens, double segments) const {
         const double factor =
             balance_->options.aux_coefficient * balance_->factor(tokens) / segments;
-        const PlainBalance::Counts counts = balance_->counts_for(layer_, segment);
+        const OneDeviceBalance::Counts counts = balance_->counts_for(layer_, segment);
         if (balance_->config.experts.router.score == ops::RouterScore::softmax) {
             for (size_t e = 0; e < scores.size(); ++e) dscores[e] += factor * counts[e];
             return;
@@ -278,7 +278,7 @@ private:
         return out;
     }
     int64_t layer_;
-    std::shared_ptr<PlainBalance> balance_;
+    std::shared_ptr<OneDeviceBalance> balance_;
     Parameter* gate_;
     Tensor bias_;
     std::vector<std::unique_ptr<SwiGLU>> experts_;
@@ -294,13 +294,13 @@ inline std::function<void(ModuleFactories&)> plain_parts(const StepShape& shape,
                                                          ChoiceLog& choices) {
     return [=, &choices](ModuleFactories& factories) {
         choices.plain().begin_training();
-        const auto balance =
-            std::make_shared<PlainBalance>(shape.config, o, o.counts_first() ? 1 : micro_batches,
-                                           shape.micro_batch * shape.seq, choices.plain());
+        const auto balance = std::make_shared<OneDeviceBalance>(
+            shape.config, o, o.counts_first() ? 1 : micro_batches, shape.micro_batch * shape.seq,
+            choices.plain());
         set_experts(
             factories, shape.config, shape.model,
             [balance](ParameterList& list, const ModuleFactories& plain, const ModulePath& layer) {
-                return std::make_unique<PlainExperts>(list, plain, layer, balance);
+                return std::make_unique<OneDeviceExperts>(list, plain, layer, balance);
             });
     };
 }

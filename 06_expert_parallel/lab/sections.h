@@ -11,6 +11,18 @@
 
 namespace ultrascale::expert_parallel {
 
+// "64 experts, top 6, softmax, 2 shared"
+inline std::string describe_model(const ExpertsConfig& e) {
+    std::string words =
+        fmt::format("{}, top {}, {}", format_count(e.count, "expert"), e.router.top_k,
+                    e.router.score == ops::RouterScore::softmax ? "softmax" : "sigmoid");
+    if (e.router.groups > 1)
+        words += fmt::format(", {} of {} groups", e.router.top_groups, e.router.groups);
+    if (e.shared > 0) words += fmt::format(", {} shared", e.shared);
+    if (e.first_dense > 0) words += fmt::format("; the first {} dense", e.first_dense);
+    return words;
+}
+
 // "8 experts, top 2, softmax; ep 4 x dp 2: 2 experts a rank; loss hf 0.01"
 inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, int64_t ranks) {
     std::string words =

@@ -152,6 +152,7 @@ TEST(ExpertsMemory, OfEachPassOfAStage) {
         {"dropout", 1, {.dropout = 0.1}},
         {"capacity", 0, {}, {.capacity_factor = 1.5}}};
     if (n > 1) {
+        cases.push_back({"plain dispatch", 0, {}, {.dispatch = Dispatch::plain}});
         cases.push_back({"a copy a rank", 1, {}, {.dispatch = Dispatch::rank}});
         cases.push_back({"in chunks",
                          1,
