@@ -3,7 +3,7 @@
 //
 //     x (N, h) --W (E, h)--> logits (N, E) --> scores --> experts (N, k), weights (N, k)
 //                                                |
-//                                         losses of balance (4_balance.h)
+//                                         auxiliary losses (4_balance.h)
 //
 // Its arithmetic is in fp32 whatever the model's type, as rounding would change choices. Only the
 // weights carry a gradient back to the scores; which experts were chosen does not.
@@ -66,7 +66,7 @@ public:
         return routed;
     }
 
-    // The gradient of x (N, h) from that of the weights (N, k), and from the losses of balance.
+    // The gradient of x (N, h) from that of the weights (N, k), and from the auxiliary losses.
     Tensor backward_input(const Tensor& dweights, Saved& saved, const Context& context) {
         const TraceName name(TraceName::part, "router"), pass(TraceName::pass, "dX");
         const Tensor scores = saved.take("scores"), experts = saved.take("experts");

@@ -9,7 +9,7 @@
 namespace ultrascale::expert_parallel {
 
 inline constexpr const char* aux_names[] = {"hf", "switch", "megatron", "sequence"};
-// Over which tokens a loss of balance counts: each micro-batch's, or those of the whole step.
+// Over which tokens an auxiliary loss counts: each micro-batch's, or those of the whole step.
 enum class AuxOver { micro_batch, global };
 // How many copies of a token travel: one for each of its experts (plain: in the plainest way), or
 // one for each rank that has some of them.
@@ -26,11 +26,11 @@ enum class ExpertTrap {
     none,
     groups_masked_with_0,     // groups that are not chosen compete with a score of 0
     weights_from_biased,      // weights contain the bias that was meant for the choice alone
-    softmax_twice,            // the loss of balance takes the softmax of probabilities
+    softmax_twice,            // the auxiliary loss takes the softmax of probabilities
     experts_summed_over_ep,   // experts' gradients are summed over ranks with other experts
     experts_divided_by_ep,    // they are divided by ep, as if they were means
     norm_without_experts,     // the norm that clips counts this rank's experts only
-    aux_times_micro_batches,  // each micro-batch adds the whole loss of balance
+    aux_times_micro_batches,  // each micro-batch adds the whole auxiliary loss
 };
 
 struct ExpertOptions {

@@ -5,7 +5,7 @@
 //     micro-batch   | rows 0-63 | rows 64-127 |     cp 2 (or tp 2 with sequence parallelism)
 //                       ep 0 1        ep 0 1        two groups of "ep", with the same experts
 //
-// Experts do not care where a row comes from. Three things do: a loss of balance, whose counts are
+// Experts do not care where a row comes from. Three things do: an auxiliary loss, whose counts are
 // of all tokens (4_balance.h); the sums of gradients over ranks that are no data axis (tp); and
 // whoever needs a row's number in the micro-batch (dropout, the choices of --verify).
 #pragma once

@@ -1,5 +1,5 @@
 // What the layers with which --verify compares (one_device_experts.h) share: their choices, and the
-// losses of balance in double.
+// auxiliary losses in double.
 #pragma once
 
 #include <map>

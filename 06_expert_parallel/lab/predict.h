@@ -105,7 +105,7 @@ inline void add_loads(PredictedCommunication& step_communication, const ExpertOp
     if (o.counts_first())
         step_communication.add(all, Collective::all_reduce, 1, balance.counted_elements() * 4);
 }
-// The counts of a loss of balance, summed over the ranks that share a micro-batch's tokens in each
+// The counts of an auxiliary loss, summed over the ranks that share a micro-batch's tokens in each
 // of a step's `forwards` of a layer with experts (not when one is recomputed).
 inline void add_count_sums(PredictedCommunication& step_communication, const StepShape& shape,
                            const ExpertOptions& o, const LoadBalance& balance, int64_t forwards) {

@@ -94,10 +94,10 @@ inline void report_experts(Report& report, const Options& options, const StepSha
         const double even = o.aux == Aux::hf || o.aux == Aux::switch_transformer
                                 ? double(config.experts.router.top_k)
                                 : 1;
-        print(
-            fmt::format("  loss of balance {:.4f} ({} {:g} if all loads are equal), not in the "
-                        "loss above",
-                        last.aux, aux_names[int(o.aux)], even));
+        print(fmt::format(
+            "  auxiliary (load-balancing) loss {:.4f} ({} {:g} if all loads are equal), not in the "
+            "loss above",
+            last.aux, aux_names[int(o.aux)], even));
         report.value("experts", "aux_loss", last.aux);
     }
     if (o.z_coefficient > 0) {

@@ -179,12 +179,12 @@ private:
     void add_balance(OptionList& options, const Options& shared) {
         options
             .add("--aux-coef", aux_coefficient_,
-                 "Coefficient of the loss that balances the experts. Default: the model's")
+                 "Coefficient of the auxiliary (load-balancing) loss. Default: the model's")
             .between(0, 1e3);
         const auto has_loss = [this, &shared] {
             return aux_coefficient(shared.config().experts) > 0;
         };
-        const char* const no_loss = "the loss of balance has the coefficient 0; see --aux-coef";
+        const char* const no_loss = "the auxiliary loss has the coefficient 0; see --aux-coef";
         options
             .choice("--aux", aux_,
                     {{"hf", Aux::hf},
