@@ -1,14 +1,14 @@
 // What travelled: the rows of each layer's dispatch, as its counts really came. From them follow
-// the bytes that the run should have sent, and the memory that it should have held (predict.h).
+// the bytes that the run should have sent, and the memory that it should have held (lab/predict.h).
 #pragma once
 
 #include <map>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "comm/nodes.h"
-#include "lab/predict/prediction.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -56,8 +56,7 @@ public:
         if (!counts_ || times == 0) return;
         const int64_t all = std::reduce(to.begin(), to.end()) * row_bytes,
                       away = all - to[size_t(group.rank())] * row_bytes;
-        sent_.add(group, Collective::all_to_all,
-                  {times, times * all, double(times) * double(away)});
+        add(group, Collective::all_to_all, {times, times * all, double(times) * double(away)});
         for (int r = 0; nodes_.ranks > 0 && r < group.size(); ++r) {
             if (r == group.rank()) continue;
             const bool between = group.name() == "across" ||
@@ -70,12 +69,20 @@ public:
     void counts_of_all(const Communicator& group) {
         const int64_t n = group.size();
         if (counts_ && n > 1)
-            sent_.add(group, Collective::all_gather, 1, n * n * int64_t(sizeof(int32_t)));
+            add(group, Collective::all_gather,
+                {1, n * n * int64_t(sizeof(int32_t)), double(n * (n - 1)) * sizeof(int32_t)});
     }
     // What only a backward sends, the way back.
     void gradient_back(const Communicator& group, const std::vector<int64_t>& from,
                        int64_t row_bytes) {
         one_way(group, from, row_bytes, backward_ ? 1 : 0);
+    }
+    // One copy of a row for each choice, which takes its weight along: rows there and back,
+    // weights there, and the gradients of both the other way round.
+    void choices(const Communicator& group, const SplitSizes& rows, int64_t row_bytes) {
+        there_and_back(group, rows, row_bytes);
+        one_way(group, rows.to, sizeof(float));
+        gradient_back(group, rows.from, sizeof(float));
     }
     void rows(const Rows& rows) {
         if (counts_) by_micro_batch_[micro_batch_][layer_] = rows;
@@ -84,19 +91,29 @@ public:
     // Of the step that ends: the rows of each layer (by number), for each micro-batch.
     using ByLayer = std::map<int64_t, Rows>;
     std::map<int, ByLayer> end_step() { return std::exchange(by_micro_batch_, {}); }
-    const PredictedCommunication& sent() const { return sent_; }  // since the last clear()
+    // Since the last clear(), by the group's name: calls, the tensors' bytes, and how many of them
+    // left this rank.
+    struct Sent {
+        int64_t calls = 0, bytes = 0;
+        double sent = 0;
+    };
+    const std::map<std::pair<std::string, Collective>, Sent>& sent() const { return sent_; }
     // Of these, bytes to other nodes and to other ranks of this one.
     double between_nodes() const { return between_nodes_; }
     double inside_nodes() const { return inside_nodes_; }
     void clear() { *this = DispatchStatistics(std::move(nodes_)); }
 
 private:
+    void add(const Communicator& group, Collective kind, const Sent& more) {
+        Sent& all = sent_[{group.name(), kind}];
+        all.calls += more.calls, all.bytes += more.bytes, all.sent += more.sent;
+    }
     Nodes nodes_;
     double between_nodes_ = 0, inside_nodes_ = 0;
     bool counts_ = false, backward_ = false;
     int64_t layer_ = 0;
     int micro_batch_ = 0;
-    PredictedCommunication sent_;
+    std::map<std::pair<std::string, Collective>, Sent> sent_;
     std::map<int, ByLayer> by_micro_batch_;
 };
 

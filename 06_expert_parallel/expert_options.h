@@ -1,25 +1,20 @@
 // What the chapter's options choose.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <string>
 
-#include "core/memory.h"
 #include "model/config.h"
 
 namespace ultrascale::expert_parallel {
 
 inline constexpr const char* aux_names[] = {"hf", "switch", "megatron", "sequence"};
-// Over which tokens a loss of balance counts: each micro-batch's, or those of the whole step.
+// Over which tokens an auxiliary loss counts: each micro-batch's, or those of the whole step.
 enum class AuxOver { micro_batch, global };
-// How many copies of a token travel: one for each of its experts, or one for each rank that has
-// some of them.
-enum class Dispatch { expert, rank };
-inline constexpr const char* dispatch_names[] = {"expert", "rank"};
+// How many copies of a token travel: one for each of its experts (plain: in the plainest way), or
+// one for each rank that has some of them.
+enum class Dispatch { plain, expert, rank };
+inline constexpr const char* dispatch_names[] = {"plain", "expert", "rank"};
 // Which rows an expert drops that is over its capacity.
 enum class Drop { by_position, by_score };
 // What runs while rows travel: nothing; in backward, weight gradients of the experts; also the
@@ -31,11 +26,11 @@ enum class ExpertTrap {
     none,
     groups_masked_with_0,     // groups that are not chosen compete with a score of 0
     weights_from_biased,      // weights contain the bias that was meant for the choice alone
-    softmax_twice,            // the loss of balance takes the softmax of probabilities
+    softmax_twice,            // the auxiliary loss takes the softmax of probabilities
     experts_summed_over_ep,   // experts' gradients are summed over ranks with other experts
     experts_divided_by_ep,    // they are divided by ep, as if they were means
     norm_without_experts,     // the norm that clips counts this rank's experts only
-    aux_times_micro_batches,  // each micro-batch adds the whole loss of balance
+    aux_times_micro_batches,  // each micro-batch adds the whole auxiliary loss
 };
 
 struct ExpertOptions {
@@ -64,31 +59,10 @@ struct ExpertOptions {
     bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }
 };
 
-// What a checkpoint records besides the options that were given: defaults that differ between
-// models and programs.
-inline std::map<std::string, std::string> recorded(const ExpertOptions& o) {
-    std::map<std::string, std::string> options{
-        {"--aux-coef", fmt::format("{}", o.aux_coefficient)}};
-    if (o.has_loss()) options["--aux"] = aux_names[int(o.aux)];
-    return options;
-}
-
 // The rows that an expert takes of a rank's N tokens, with a capacity.
 inline int64_t capacity_of(const ExpertOptions& o, const ExpertsConfig& e, int64_t N) {
     const double mean = double(N) * double(e.router.top_k) / double(e.count);
     return std::max<int64_t>(int64_t(std::ceil(o.capacity_factor * mean - 1e-9)), 1);
-}
-
-// "64 experts, top 6, softmax, 2 shared"
-inline std::string describe_model(const ExpertsConfig& e) {
-    std::string words =
-        fmt::format("{}, top {}, {}", format_count(e.count, "expert"), e.router.top_k,
-                    e.router.score == ops::RouterScore::softmax ? "softmax" : "sigmoid");
-    if (e.router.groups > 1)
-        words += fmt::format(", {} of {} groups", e.router.top_groups, e.router.groups);
-    if (e.shared > 0) words += fmt::format(", {} shared", e.shared);
-    if (e.first_dense > 0) words += fmt::format("; the first {} dense", e.first_dense);
-    return words;
 }
 
 }  // namespace ultrascale::expert_parallel

@@ -9,10 +9,12 @@
 // targets of the whole step, in the loss.
 #pragma once
 
-#include "capacity.h"
+#include "7_capacity.h"
+#include "9_node_limited.h"
 #include "comm/mesh.h"
-#include "experts.h"
-#include "node_limited.h"
+#include "experts_layer.h"
+#include "model/llama.h"
+#include "train/step.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -50,6 +52,20 @@ public:
             balance_.shared());
     }
 
+    // Around a step; all ranks call both. With --aux-over global the step's choices are counted
+    // first, in a forward of its own.
+    void begin_step(Step& step, Llama& model) {
+        balance_.begin_step();
+        if (options_.counts_first()) phase("count choices", [&] { count_choices(step, model); });
+    }
+    // Sums the loads over all ranks, and moves the routers' biases.
+    void end_step() {
+        phase("loads", [&] {
+            const StepLoads loads = balance_.end_step(all_);
+            if (see_loads) see_loads(loads);
+        });
+    }
+
     LoadBalance& balance() { return balance_; }
     DispatchStatistics& statistics() { return statistics_; }
     const ReceiveBuffer& receive_buffer() const { return receive_buffer_; }
@@ -61,17 +77,40 @@ public:
     }
     // All ranks that see other tokens, or have other layers.
     const Communicator& all() const { return all_; }
-    SeeChoices log;  // of all layers, for --verify
+    // The laboratory looks on: at the choices of all layers, for --verify, and at a step's loads.
+    SeeChoices log;
+    std::function<void(const StepLoads&)> see_loads;
 
 private:
+    // A forward of all micro-batches in which routers only count their choices. Nothing is kept,
+    // and the head is left out.
+    void count_choices(Step& step, Llama& model) {
+        balance_.count_only(true);
+        step.call_hooks({});
+        for (int64_t m = 0; m < step.accumulated; ++m) {
+            Context context = step.micro_batch(m);
+            context.training = false, context.as_trained = true;
+            Saved nothing;
+            Tensor x;
+            for (const Unit& unit : model.units())
+                if (&unit != &model.units().back())
+                    x = model.forward_unit(unit, std::move(x), nothing, context);
+        }
+        balance_.count_only(false);
+        balance_.counted(all_);
+    }
     std::unique_ptr<FeedForward> experts(ParameterList& list, const ModuleFactories& factories,
                                          const ModulePath& layer) {
         const ExpertsConfig& e = config_.experts;
-        const ExpertNames names = expert_names(config_);
-        const ModulePath block = layer.part(names.block);
+        const ModulePath block = layer.part(expert_names(config_).block);
         auto router = std::make_unique<Router>(list, block, config_, options_, balance_);
-        GroupedLinear gate_up = grouped(list, block, {names.gate, names.up}, e.ffn, config_.hidden),
-                      down = grouped(list, block, {names.down}, config_.hidden, e.ffn);
+        GroupedSwiGLU here = experts_of_rank(
+            list, block, config_, ep_, balance_.shared().replica_groups, options_.chunks_here());
+        const bool plain = options_.dispatch == Dispatch::plain && ep_.size() > 1;
+        check(!plain || e.shared == 0, "the plain dispatch has no shared experts");
+        if (plain)
+            return std::make_unique<PlainDispatch>(std::move(router), std::move(here), ep_, e.count,
+                                                   statistics_, log, layer.layer);
         std::unique_ptr<SwiGLU> shared;
         if (e.shared > 0) {
             const ModulePath path = layer.part("mlp.shared_experts");
@@ -86,31 +125,8 @@ private:
             shared = std::make_unique<SwiGLU>(std::move(both), std::move(last));
         }
         return std::make_unique<ExpertsLayer>(
-            std::move(router), GroupedSwiGLU(std::move(gate_up), std::move(down)),
-            std::move(shared), statistics_, balance_, [this] { return dispatcher(); },
-            options_.chunks_here(), log, layer.layer);
-    }
-    // Registers these matrices (out, in) of each of this rank's experts, expert by expert.
-    GroupedLinear grouped(ParameterList& list, const ModulePath& block,
-                          const std::vector<const char*>& matrices, int64_t out, int64_t in) {
-        const int64_t here = config_.experts.count / ep_.size(), first = ep_.rank() * here;
-        // The trap: as if every rank held copies of the same experts.
-        const bool wrong = options_.trap == ExpertTrap::experts_summed_over_ep;
-        std::vector<Parameter*> all;
-        for (int64_t e = first; e < first + here; ++e)
-            for (const char* matrix : matrices)
-                all.push_back(list.add({
-                    .name = block.part(fmt::format("experts.{}.{}", e, matrix)).weight(),
-                    .shape = {out, in},
-                    .init_std = float(config_.init_std),
-                    .split_over =
-                        wrong ? std::vector<std::string>{} : std::vector<std::string>{"ep"},
-                    .replica_groups = balance_.shared().replica_groups,
-                    .uses = options_.chunks_here(),
-                }));
-        std::string name = "experts";
-        for (const char* matrix : matrices) name += fmt::format(".{}", matrix);
-        return {std::move(all), here, std::move(name)};
+            std::move(router), std::move(here), std::move(shared), statistics_,
+            [this] { return dispatcher(); }, options_.chunks_here(), log, layer.layer);
     }
     std::unique_ptr<TokenDispatcher> dispatcher() {
         const int64_t E = config_.experts.count, here = E / ep_.size();
@@ -122,7 +138,7 @@ private:
                 ep_, E, chunks, statistics_, beside,
                 [this](int64_t tokens) { return capacity_of(options_, config_.experts, tokens); },
                 options_.drop, capacity_);
-        if (options_.dispatch == Dispatch::expert || ep_.size() == 1)
+        if (options_.dispatch != Dispatch::rank || ep_.size() == 1)
             return std::make_unique<ExpertDispatcher>(ep_, E, chunks, statistics_, beside);
         std::vector<DispatchStage> stages;
         if (nodes_)

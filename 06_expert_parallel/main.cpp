@@ -1,12 +1,13 @@
 // Chapter 06: experts. Each layer's feed-forward is replaced by many small ones, of which a router
-// picks a few for each token (experts.h); the ranks of a group share them, and tokens travel to
-// their experts and back (dispatch.h).
-#include "choices.h"
-#include "compare.h"
-#include "options.h"
-#include "predict.h"
-#include "route_demo.h"
-#include "sections.h"
+// picks a few for each token (3_router.h); the ranks of a group share them, and tokens travel to
+// their experts and back (1_plain_dispatch.h).
+#include "lab/choices.h"
+#include "lab/compare.h"
+#include "lab/options.h"
+#include "lab/predict.h"
+#include "lab/route_demo.h"
+#include "lab/sections.h"
+#include "lab/traps.h"
 #include "train/gradients.h"
 #include "train/run.h"
 
@@ -19,25 +20,20 @@ namespace {
 // sums: an expert's gradient is complete within its group and is summed over dp; everything else is
 // copied, and summed over dp and ep.
 void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
-                ExpertParallel& experts, ExpertRun& seen) {
+                ExpertParallel& experts) {
     ParameterList& parameters = model.parameters();
     parameters.begin_gradients(step.accumulated);
-    experts.balance().begin_step();
-    if (seen.options().counts_first())
-        phase("count choices", [&] { count_choices(step, model, experts); });
+    experts.begin_step(step, model);
     for (MicroBatch batch : step.micro_batches()) {
         Saved saved;
         model.forward(batch, saved);
         model.backward(batch, saved);
     }
     sum_gradients(parameters, mesh);
-    seen.spoil_gradients(parameters);  // --trap
-    // The optimizer's; in step 1 the report counts it a second time, rank by rank.
-    const Tensor squared_norm = seen.squared_norm(optimizer, parameters, mesh);
+    const Tensor squared_norm = optimizer.squared_norm();
     optimizer.step(step.learning_rate, squared_norm);
-    const Communicator& all = experts.all();
-    step.sum_loss(all);
-    phase("loads", [&] { seen.add(experts.balance().end_step(all)); });  // moves a router's bias
+    step.sum_loss(experts.all());
+    experts.end_step();  // moves a router's bias
     step.finish(squared_norm);
 }
 
@@ -57,25 +53,27 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
         predict_balanced(shape, chosen, parameters, mesh, experts.balance(), options.grad_accum);
     check_fits_everywhere(balanced.memory, memory_limit(),
                           "fewer layers, a smaller --micro-batch or a larger --ep would");
+    spoil_description(parameters, chosen.trap);
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype());
-    PlainUpdater optimizer(parameters, options, &mesh);
-    run.load(optimizer.start());
+    const std::unique_ptr<Updater> optimizer = make_updater(parameters, options, mesh, chosen.trap);
+    run.load(optimizer->start());
     ChoiceLog choices(shape.config, verify_bounds(options.dtype));
     experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& places,
                       const Context& context) { choices.add(layer, chosen, places, context); };
-    TrainingSetup what = training_setup(model, optimizer);
+    TrainingSetup what = training_setup(model, *optimizer);
     what.label = "experts", what.technique = describe(shape.config, chosen, world.size());
     what.layout = {{"ep", chosen.ep}, {"dp", world.size() / chosen.ep}};
     what.plain_parts = plain_parts(shape, chosen, options.grad_accum * world.size(), choices);
     what.choices = &choices, what.options = recorded(chosen);
     what.plain_micro_batch = chosen.counts_first() ? 0 : options.micro_batch;
-    run.start(what);
     ExpertRun seen(shape, chosen, experts);
-    while (Step* step = run.next()) {
-        train_step(*step, model, optimizer, mesh, experts, seen);
+    what.step_done = [&](const Step&, double squared_norm) {
+        seen.count_norm(squared_norm, parameters, mesh);
         choices.end_step();
-    }
+    };
+    run.start(what);
+    while (Step* step = run.next()) train_step(*step, model, *optimizer, mesh, experts);
 
     return run.finish([&](Report& report) {
         bool ok = seen.check_norm(report);

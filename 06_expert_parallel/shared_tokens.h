@@ -5,8 +5,8 @@
 //     micro-batch   | rows 0-63 | rows 64-127 |     cp 2 (or tp 2 with sequence parallelism)
 //                       ep 0 1        ep 0 1        two groups of "ep", with the same experts
 //
-// Experts do not care where a row comes from. Three things do: a loss of balance, whose counts are
-// of all tokens (balance.h); the sums of gradients over ranks that are no data axis (tp); and
+// Experts do not care where a row comes from. Three things do: an auxiliary loss, whose counts are
+// of all tokens (4_balance.h); the sums of gradients over ranks that are no data axis (tp); and
 // whoever needs a row's number in the micro-batch (dropout, the choices of --verify).
 #pragma once
 
@@ -45,31 +45,5 @@ struct SharedTokens {
 private:
     static std::vector<TokenRange> whole(int64_t rows) { return {{0, 0, rows}}; }
 };
-
-// Why these options cannot work on shared tokens, of micro-batches of `sequences` sequences of
-// `seq` tokens, in a pipeline of `pp` ranks; empty: they can. All ranks that share tokens call it.
-inline std::string why_not(const ExpertOptions& o, const SharedTokens& shared, int64_t sequences,
-                           int64_t seq, int64_t pp) {
-    if (pp > 1 && o.counts_first())
-        return "--aux-over global counts the whole step's choices in a forward that comes first, "
-               "which a pipeline does not run";
-    if (pp > 1 && o.has_loss() && o.aux == Aux::hf)
-        return "--aux hf counts all layers together, and a rank of a pipeline has some of them; "
-               "--aux megatron counts each alone";
-    if (shared.count() == 1) return "";
-    if (o.capacity_factor > 0)
-        return "--capacity-factor would drop other rows where ranks share a micro-batch's tokens";
-    if (!o.has_loss() || o.aux != Aux::sequence) return "";
-    // Its segments are equally many neighbouring rows for each sequence.
-    const int64_t rows = sequences * seq / shared.count();
-    bool equal = rows % sequences == 0;
-    const std::vector<int64_t> tokens = shared.tokens_of(rows);
-    for (int64_t n = 0; equal && n < rows; ++n)
-        equal = tokens[size_t(n)] / seq == n / (rows / sequences);
-    return on_all_ranks(*shared.ranks, equal)
-               ? ""
-               : "--aux sequence counts each sequence by itself, but a rank's rows are not an "
-                 "equal part of each; --aux megatron counts a micro-batch";
-}
 
 }  // namespace ultrascale::expert_parallel

@@ -20,6 +20,7 @@
 #include "05_pipeline/lab/forward_only.h"
 #include "05_pipeline/lab/predict.h"
 #include "06_expert_parallel/expert_parallel.h"
+#include "06_expert_parallel/lab/shared_options.h"
 #include "08_mixed_precision/fp8_parts.h"
 #include "buckets.h"
 #include "techniques.h"
@@ -86,9 +87,6 @@ public:
     const Communicator& pp() const { return mesh.group("pp"); }
     // The ranks whose losses add up. Those along tp have the same one.
     const Communicator& loss_group() const { return mesh.group({"pp", "dp", "ep", "cp"}); }
-
-    // The routed rows' loads of each step, if there are experts; see ExpertRun.
-    std::function<void(StepLoads)> see_loads = [](const StepLoads&) {};
 
     const StepShape shape;
     const Techniques techniques;

@@ -15,12 +15,8 @@ namespace {
 void train_step(Step& step, Composition& all) {
     Updater& updates = *all.updates;
     updates.begin_step(step.accumulated / all.schedule.copies());
-    if (all.experts) all.experts->balance().begin_step();
-    if (all.techniques.experts.counts_first())
-        phase("count choices", [&] {
-            updates.finish();
-            count_choices(step, all.own.chunk(0), *all.experts);
-        });
+    if (all.techniques.experts.counts_first()) updates.finish();  // a forward reads all weights
+    if (all.experts) all.experts->begin_step(step, all.own.chunk(0));
     if (all.pp().size() == 1) {
         Llama& model = all.own.chunk(0);
         for (MicroBatch batch : step.micro_batches({&all.hooks})) {
@@ -43,8 +39,7 @@ void train_step(Step& step, Composition& all) {
     }
     const Tensor squared_norm = updates.squared_norm();
     updates.step(step.learning_rate, squared_norm);
-    if (all.experts)
-        phase("loads", [&] { all.see_loads(all.experts->balance().end_step(all.experts->all())); });
+    if (all.experts) all.experts->end_step();
     step.sum_loss(all.loss_group());
     step.finish(squared_norm);
 }

@@ -4,7 +4,7 @@
 #include "02_zero/lab/shared_options.h"
 #include "03_tensor_parallel/lab/shared_options.h"
 #include "05_pipeline/lab/schedule_options.h"
-#include "06_expert_parallel/expert_choices.h"
+#include "06_expert_parallel/lab/shared_options.h"
 #include "composition.h"
 #include "lab/options/cli.h"
 #include "planner/options.h"

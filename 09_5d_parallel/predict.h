@@ -13,7 +13,7 @@
 #include "02_zero/lab/predict.h"
 #include "03_tensor_parallel/lab/predict.h"
 #include "04_context_parallel/lab/predict.h"
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/predict.h"
 #include "composition.h"
 
 namespace ultrascale::five_d {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "04_context_parallel/lab/bounds.h"
-#include "06_expert_parallel/expert_run.h"
-#include "06_expert_parallel/plain_experts.h"
+#include "06_expert_parallel/lab/expert_run.h"
+#include "06_expert_parallel/lab/one_device_experts.h"
 #include "08_mixed_precision/lab/bounds.h"
 #include "options.h"
 #include "predict.h"
@@ -64,11 +64,9 @@ inline void print_axes(Report& report, const Techniques& techniques, int node_si
 
 // Sees the rows that experts get, from now on, for the predictions.
 inline std::unique_ptr<ExpertRun> watch_rows(Composition& all) {
-    auto seen = std::make_unique<ExpertRun>(
+    return std::make_unique<ExpertRun>(
         all.shape, all.techniques.experts, *all.experts,
         [&all](const auto& rows) { return peak_activations(all, rows); });
-    all.see_loads = [&seen = *seen](const StepLoads& loads) { seen.add(loads); };
-    return seen;
 }
 
 // What a run with experts watches: their choices, for --verify, and the rows that they got, for the

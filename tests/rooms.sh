@@ -62,7 +62,7 @@ done < <(grep -roE '^#include ["<][^">]+[">]' 0*/ --include=*.{h,cpp,cu,cuh} |
 
 # What a chapter has outside of its lab/ is the book: of the laboratory only main.cpp makes use.
 book="00_single_gpu 01_data_parallel 02_zero 03_tensor_parallel 04_context_parallel 05_pipeline
-      08_mixed_precision"
+      06_expert_parallel 08_mixed_precision"
 for chapter in $book; do
     while IFS=: read -r file included; do complain "$file" "$included"; done < <(
         grep -roE '^#include "((\.\./)*lab/[^"]+|train/run\.h)"' "$chapter" --include=*.h \

@@ -9,7 +9,7 @@
 //     pp    a message from stage to stage (05)
 #pragma once
 
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/predict.h"
 #include "hardware.h"
 #include "plan.h"
 
@@ -142,7 +142,7 @@ public:
             return links_.call(Collective::all_to_all, bytes, group);
         };
         const Spread ep = spread(PlanAxis::ep);
-        if (o.dispatch == Dispatch::expert) {
+        if (o.dispatch != Dispatch::rank) {
             const double rows = double(even_rows(e, o, tokens)), C = double(o.chunks_here());
             const double pass = C * (2 * exchange(ep, rows / C * row) + exchange(ep, rows / C * 4));
             cost.forward.experts += pass;

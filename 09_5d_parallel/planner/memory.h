@@ -20,7 +20,7 @@
 #include "04_context_parallel/lab/predict.h"
 #include "05_pipeline/lab/cut.h"
 #include "05_pipeline/lab/predict.h"
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/predict.h"
 #include "plan.h"
 
 namespace ultrascale::five_d {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "06_expert_parallel/route.h"
+#include "06_expert_parallel/2_route.h"
 
 namespace ultrascale {
 using namespace ultrascale::expert_parallel;

@@ -1,7 +1,7 @@
 // Exercise 06.4: a mean load that is no whole number, and another gamma.
-#include "06_expert_parallel/balance.h"
-
 #include <gtest/gtest.h>
+
+#include "06_expert_parallel/4_balance.h"
 
 namespace ultrascale {
 using namespace ultrascale::expert_parallel;

@@ -1,10 +1,10 @@
 // Exercises 06.1, 06.2 and 06.3: a token's route by hand, where the router's own tests do not look:
 // the choices that were compared, no bias, groups of one expert, ties, another scaling, zeros.
-#include "06_expert_parallel/route.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
+
+#include "06_expert_parallel/2_route.h"
 
 namespace ultrascale {
 using namespace ultrascale::expert_parallel;

@@ -16,7 +16,7 @@ struct RopeScaling {
     int64_t original_max_positions = 8192;
 };
 
-// The losses that balance the experts' loads, in four definitions (06_expert_parallel/balance.h).
+// The losses that balance the experts' loads, in four definitions (06_expert_parallel/4_balance.h).
 enum class Aux { hf, switch_transformer, megatron, sequence };
 
 // Layers whose feed-forward is a mixture of experts: a router sends each token to a few SwiGLUs.

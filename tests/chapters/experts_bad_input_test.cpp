@@ -29,6 +29,10 @@ TEST(ExpertParallelBadInput, IsRefused) {
     refuses(0, "--overlap chunks", {"--overlap chunks", "--ep 1"});
     refuses(2, "--overlap chunks --dispatch rank", {"--overlap chunks", "--dispatch expert"});
     refuses(2, "--overlap chunks --chunks 3", {"--chunks 3", "128 tokens"});
+    refuses(2, "--dispatch plain --shared 2", {"--dispatch plain", "no shared experts", "2"});
+    refuses(2, "--dispatch plain --overlap gradients", {"--dispatch plain", "--overlap"});
+    refuses(2, "--dispatch plain --node-size 1 --inter-gbps 1 --max-nodes 1",
+            {"--max-nodes 1", "--dispatch plain"});
     refuses(0, "--trap groups-masked-with-0", {"--trap", "--groups"});
     refuses(0, "--trap everything", {"--trap", "everything", "softmax-twice"});
     refuses(0, "--trap softmax-twice --aux-coef 0", {"--trap", "--aux-coef"});
@@ -40,6 +44,7 @@ TEST(ExpertParallelBadInput, OptionsWithoutEffect) {
     refuses(0, "--drop score", {"--drop " + none, "--capacity-factor"});
     refuses(2, "--chunks 4", {"--chunks " + none, "--overlap chunks"});
     refuses(0, "--top-groups 2", {"--top-groups " + none, "--groups"});
+    refuses(0, "--capacity-factor 1 --dispatch plain", {"--dispatch " + none, "--capacity-factor"});
     refuses(0, "--capacity-factor 1 --dispatch rank", {"--dispatch " + none, "--capacity-factor"});
     refuses(2, "--compare --ep 2", {"--compare", "--ep"});
     expect_one_error_line(run("06_expert_parallel", "--demo route --json x.jsonl"),

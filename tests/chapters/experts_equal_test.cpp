@@ -33,6 +33,13 @@ TEST(ExpertParallel, EveryBalance) {
     expect_equal(2, "--skew 0.5 --top-k 3");
 }
 
+TEST(ExpertParallel, PlainDispatch) {
+    expect_equal(4, "--dispatch plain --ep 2 --grad-accum 2 --first-dense 1");
+    expect_equal(2, "--dispatch plain --recompute full --dropout 0.1 --top-k 3 --skew 0.5");
+    expect_equal(2,
+                 "--dispatch plain --aux megatron --aux-over global --aux-coef 0.1 --dtype bf16");
+}
+
 TEST(ExpertParallel, EveryDispatch) {
     expect_equal(4, "--dispatch rank --top-k 3 --shared 1 --overlap shared");
     expect_equal(4, "--node-size 2 --inter-gbps 10 --top-k 3 --max-nodes 1 --recompute full");
@@ -199,8 +206,9 @@ TEST(ExpertParallel, CompareAndDemo) {
         4, chapter, "--compare --layers 1 --seq 16 --micro-batch 1 --steps 3 --peak-tflops 1");
     EXPECT_EQ(compare.exit_code, 0) << compare.out << compare.err;
     EXPECT_FALSE(contains(compare.out, "MIS")) << compare.out;
-    for (const char* row : {"ep 1 x dp 4 ", "ep 2 x dp 2, expert", "ep 2 x dp 2, rank",
-                            "ep 4 x dp 1, expert", "ep 4 x dp 1, rank"})
+    for (const char* row :
+         {"ep 1 x dp 4 ", "ep 2 x dp 2, plain", "ep 2 x dp 2, expert", "ep 2 x dp 2, rank",
+          "ep 4 x dp 1, plain", "ep 4 x dp 1, expert", "ep 4 x dp 1, rank"})
         EXPECT_TRUE(contains(compare.out, row)) << row << " is not in\n" << compare.out;
     for (const int ranks : {1, 2}) {
         const Outcome demo = run_ranks(ranks, chapter, "--demo route");

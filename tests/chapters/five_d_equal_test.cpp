@@ -44,8 +44,8 @@ TEST(FiveD, EveryTripleOfAxesEqualsOneDevice) {
 
 // Where the peak is in a moment that is the highest in few layouts: in the backward of a norm, when
 // all that linears need for their weights is still there; with weights that ZeRO-3 has gathered
-// ahead, for a pass that a pipeline does not run next; and in a forward, whose attention has buffers
-// beside the gradients that an earlier backward is still reducing.
+// ahead, for a pass that a pipeline does not run next; and in a forward, whose attention has
+// buffers beside the gradients that an earlier backward is still reducing.
 TEST(FiveD, PeaksOfFewLayoutsAreAsPredicted) {
     for (const char* schedule : {"zb-h1", "zbv"})
         expect_equal(8, fmt::format("--micro-batch 1 --tp 4 --pp 2 --recompute full --grad-accum 4 "

@@ -45,7 +45,8 @@ Batch batch_of(Range samples) {
 
 // The model on the ranks of a mesh, after one step's backward.
 struct Trained1 {
-    Trained1(const Mesh& mesh, const ExpertOptions& options, Range samples, bool recompute)
+    Trained1(const Mesh& mesh, const ExpertOptions& options, Range samples, bool recompute,
+             const LlamaConfig& config = ultrascale::config)
         : experts(config, options, mesh, 1) {
         const ModelOptions model_options{.recompute =
                                              recompute ? Recompute::full : Recompute::none};
@@ -114,6 +115,28 @@ TEST(Experts, SameBitsOnAnyNumberOfRanks) {
             }
             EXPECT_EQ(expert_gradients, config.layers * config.experts.count / n * 3);
         }
+}
+
+// The plain dispatch does the same as the general one, bit by bit.
+TEST(Experts, PlainDispatchGivesTheSameBits) {
+    use_threads(ranks_on_this_node());
+    const Communicator& world = Communicator::world();
+    const int n = world.size();
+    if (n == 1 || config.experts.count % n != 0) GTEST_SKIP() << "nothing travels";
+    LlamaConfig no_shared = config;
+    no_shared.experts.shared = 0;
+    const Mesh all(world, {{"dp", 1}, {"ep", n}});
+    const Range mine{world.rank() * sequences / n, (world.rank() + 1) * sequences / n};
+    for (const bool recompute : {false, true}) {
+        const Trained1 general(all, {.ep = n}, mine, recompute, no_shared),
+            plain(all, {.ep = n, .dispatch = Dispatch::plain}, mine, recompute, no_shared);
+        EXPECT_EQ(plain.first, general.first);
+        EXPECT_EQ(plain.again, general.again);
+        EXPECT_EQ(plain.loss, general.loss);
+        EXPECT_EQ(plain.gradients.size(), general.gradients.size());
+        for (const auto& [name, gradient] : plain.gradients)
+            EXPECT_EQ(gradient, general.gradients.at(name)) << name;
+    }
 }
 
 // Rows that travel in chunks are chosen alike and give the same up to rounding: an expert's

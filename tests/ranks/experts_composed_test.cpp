@@ -5,8 +5,9 @@
 
 #include <sstream>
 
-#include "06_expert_parallel/choices.h"
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/choices.h"
+#include "06_expert_parallel/lab/predict.h"
+#include "06_expert_parallel/lab/shared_options.h"
 #include "core/threads.h"
 #include "tests/test_util.h"
 #include "train/gradients.h"
@@ -99,7 +100,7 @@ Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
         }
     }
     // All that was sent are rows, as told when each forward ran.
-    EXPECT_TRUE(counted_as_predicted(experts.statistics().sent(), 1, communication_counts()));
+    EXPECT_TRUE(counted_as_predicted(sent_of(experts.statistics()), 1, communication_counts()));
     const std::map<int, DispatchStatistics::ByLayer> rows = experts.statistics().end_step();
     EXPECT_EQ(rows.size(), size_t(A));
     for (const auto& [m, layers] : rows) EXPECT_EQ(layers.size(), 2u) << m;
@@ -224,7 +225,7 @@ Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accum
         ops::scale(dy, 1e-3f);
         layer->backward(dy, saved[m], contexts[size_t(m)], WeightGradient::now);
     }
-    PredictedCommunication sent = experts.statistics().sent();
+    PredictedCommunication sent = sent_of(experts.statistics());
     add_count_sums(sent, {.config = config, .micro_batch = B, .seq = T}, options, experts.balance(),
                    accumulated);
     EXPECT_TRUE(counted_as_predicted(sent, 1, communication_counts()));

@@ -5,7 +5,7 @@
 
 #include "03_tensor_parallel/8_tensor_parallel.h"
 #include "03_tensor_parallel/lab/predict.h"
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/predict.h"
 #include "core/threads.h"
 #include "tests/test_util.h"
 
@@ -152,6 +152,7 @@ TEST(ExpertsMemory, OfEachPassOfAStage) {
         {"dropout", 1, {.dropout = 0.1}},
         {"capacity", 0, {}, {.capacity_factor = 1.5}}};
     if (n > 1) {
+        cases.push_back({"plain dispatch", 0, {}, {.dispatch = Dispatch::plain}});
         cases.push_back({"a copy a rank", 1, {}, {.dispatch = Dispatch::rank}});
         cases.push_back({"in chunks",
                          1,

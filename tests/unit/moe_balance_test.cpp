@@ -2,7 +2,7 @@
 // and how a bias moves.
 #include <gtest/gtest.h>
 
-#include "06_expert_parallel/balance.h"
+#include "06_expert_parallel/4_balance.h"
 #include "06_expert_parallel/kernels/ops_experts.h"
 #include "core/device.h"
 #include "tests/test_util.h"

@@ -5,7 +5,7 @@
 #include <random>
 #include <set>
 
-#include "06_expert_parallel/predict.h"
+#include "06_expert_parallel/lab/predict.h"
 
 namespace ultrascale {
 using namespace ultrascale::expert_parallel;

@@ -1,13 +1,14 @@
-// A router's choice, token by token (route.h): against the operation, against vectors from Hugging
-// Face's DeepSeek-V3 router, and choices that measurements force.
+// A router's choice, token by token (2_route.h): against the operation, against vectors from
+// Hugging Face's DeepSeek-V3 router, and choices that measurements force.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "06_expert_parallel/2_route.h"
 #include "06_expert_parallel/expert_options.h"
 #include "06_expert_parallel/kernels/ops_experts.h"
-#include "06_expert_parallel/route.h"
+#include "06_expert_parallel/lab/margin.h"
 #include "core/ops.h"
 #include "tests/test_files.h"
 #include "tests/test_util.h"

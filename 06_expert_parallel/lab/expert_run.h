@@ -1,5 +1,5 @@
 // What a run of this chapter sees besides its losses: the loads of the experts, the rows that
-// travelled, and with --trap the mistake.
+// travelled, and the gradient's norm, added up in another way.
 #pragma once
 
 #include "lab/verify/whole_values.h"
@@ -8,24 +8,6 @@
 #include "train/run.h"
 
 namespace ultrascale::expert_parallel {
-
-// A forward of all micro-batches that only counts choices, for --aux-over global. Nothing is kept,
-// and the head is left out. All ranks call it.
-inline void count_choices(Step& step, Llama& model, ExpertParallel& experts) {
-    experts.balance().count_only(true);
-    step.call_hooks({});
-    for (int64_t m = 0; m < step.accumulated; ++m) {
-        Context context = step.micro_batch(m);
-        context.training = false, context.as_trained = true;
-        Saved nothing;
-        Tensor x;
-        for (const Unit& unit : model.units())
-            if (&unit != &model.units().back())
-                x = model.forward_unit(unit, std::move(x), nothing, context);
-    }
-    experts.balance().count_only(false);
-    experts.balance().counted(experts.all());
-}
 
 class ExpertRun {
 public:
@@ -45,13 +27,13 @@ public:
                 return most;
             };
         experts.statistics().clear();
+        experts.see_loads = [this](const StepLoads& loads) { add(loads); };
     }
-    ExpertRun(const ExpertRun&) = delete;  // peak_of_step_ keeps a pointer to it
-    const ExpertOptions& options() const { return options_; }
+    ExpertRun(const ExpertRun&) = delete;  // others keep a pointer to it
 
     // At the end of each step.
-    void add(StepLoads loads) {
-        loads_.push_back(std::move(loads));
+    void add(const StepLoads& loads) {
+        loads_.push_back(loads);
         const CapacityPlan::Dropped dropped = experts_.capacity().end_step();
         dropped_.choices += dropped.choices, dropped_.dropped += dropped.dropped;
         const std::map<int, DispatchStatistics::ByLayer> rows = experts_.statistics().end_step();
@@ -73,7 +55,7 @@ public:
     }
     double mean_rows() const { return double(all_rows_) / double(std::max<int64_t>(forwards_, 1)); }
     const DispatchStatistics& statistics() const { return experts_.statistics(); }
-    const PredictedCommunication& travelled() const { return experts_.statistics().sent(); }
+    PredictedCommunication travelled() const { return sent_of(experts_.statistics()); }
 
     // Of the whole run, for the rows that came.
     Prediction predicted(const Prediction& fixed, int64_t steps) const {
@@ -84,29 +66,19 @@ public:
         return all;
     }
 
-    // ---- --trap ----
-
-    void spoil_gradients(const ParameterList& parameters) const {
-        if (options_.trap != ExpertTrap::experts_divided_by_ep) return;
+    // Adds up step 1's squared norm a second time, rank by rank, without the mesh.
+    void count_norm(double squared, const ParameterList& parameters, const Mesh& mesh) {
+        if (norm_apart_ >= 0) return;
+        std::vector<Tensor> grads;
         for (const auto& p : parameters)
-            if (!p->split_over.empty()) ops::scale(p->grad, 1 / float(options_.ep));
-    }
-    // Of the first step the norm is also added up rank by rank, without the mesh.
-    Tensor squared_norm(Updater& updater, const ParameterList& parameters, const Mesh& mesh) {
-        const Tensor squared = mesh_squared_norm(updater, parameters);
-        if (norm_apart_ < 0) {
-            std::vector<Tensor> grads;
-            for (const auto& p : parameters)
-                if (p->name.find(".experts.") != p->name.npos ? mesh.group("dp").rank() == 0
-                                                              : mesh.world().rank() == 0)
-                    grads.push_back(p->grad);
-            double sum = 0;
-            for (const std::string& rank_sum : mesh.world().gather_strings(
-                     bytes_of<double>(sum_of_squares(grads).to_host<double>())))
-                sum += from_bytes<double>(rank_sum)[0];
-            norm_apart_ = std::abs(scalar(squared) / sum - 1);
-        }
-        return squared;
+            if (p->name.find(".experts.") != p->name.npos ? mesh.group("dp").rank() == 0
+                                                          : mesh.world().rank() == 0)
+                grads.push_back(p->grad);
+        double sum = 0;
+        for (const std::string& rank_sum :
+             mesh.world().gather_strings(bytes_of<double>(sum_of_squares(grads).to_host<double>())))
+            sum += from_bytes<double>(rank_sum)[0];
+        norm_apart_ = std::abs(squared / sum - 1);
     }
     // Prints how far apart both are. Returns false if they differ.
     bool check_norm(Report& report) const {
@@ -120,18 +92,6 @@ public:
     }
 
 private:
-    Tensor mesh_squared_norm(Updater& updater, const ParameterList& parameters) const {
-        if (options_.trap != ExpertTrap::norm_without_experts) return updater.squared_norm();
-        // As if an expert of another rank were a copy of one here.
-        std::vector<Parameter*> experts;
-        for (const auto& p : parameters)
-            if (!p->split_over.empty()) experts.push_back(p.get());
-        for (Parameter* p : experts) p->split_over.clear();
-        const Tensor squared = updater.squared_norm();
-        for (Parameter* p : experts) p->split_over = {"ep"};
-        return squared;
-    }
-
     StepShape shape_;
     ExpertOptions options_;
     ExpertParallel& experts_;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "comm/comm.h"
-#include "expert_choices.h"
+#include "shared_options.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -78,7 +78,7 @@ struct Chapter {
         const bool needs_loss = experts.trap == ExpertTrap::softmax_twice ||
                                 experts.trap == ExpertTrap::aux_times_micro_batches;
         if (needs_loss && !experts.has_loss())
-            user_error("--trap: there is no loss of balance to get wrong; see --aux-coef");
+            user_error("--trap: there is no auxiliary loss to get wrong; see --aux-coef");
         if (!demo.empty()) options.refuse_figures("--demo " + demo);
     }
 

@@ -1,10 +1,10 @@
 // The choices of a run's routers, for --verify: each rank remembers those of the first steps, and
-// rank 0's plain training follows them (plain_choices.h).
+// rank 0's plain training follows them (one_device_choices.h).
 #pragma once
 
+#include "../shared_tokens.h"
 #include "lab/verify/whole_values.h"
-#include "plain_choices.h"
-#include "shared_tokens.h"
+#include "one_device_choices.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -13,9 +13,9 @@ public:
     ChoiceLog(const LlamaConfig& config, const VerifyBounds& bounds,
               const SharedTokens& shared = {})
         : shared_(shared), k_(config.experts.router.top_k), plain_(bounds.choice_limit) {}
-    PlainChoices& plain() { return plain_; }
+    OneDeviceChoices& plain() { return plain_; }
 
-    // A layer's experts (N, k) in a forward, and their places (dispatch.h).
+    // A layer's experts (N, k) in a forward, and their places (6_dispatch.h).
     void add(int64_t layer, const Tensor& experts, const Tensor& places, const Context& context) {
         if (step_ >= watched_ || !context.training || context.recomputing) return;
         std::vector<int32_t> chosen = experts.to_host<int32_t>();
@@ -40,12 +40,12 @@ public:
         for (const auto& [key, chosen] : mine_)
             bytes += bytes_of(std::vector<int64_t>(key.begin(), key.end())) + bytes_of(chosen);
         mine_.clear();
-        const size_t key_bytes = sizeof(PlainChoices::Key),
+        const size_t key_bytes = sizeof(OneDeviceChoices::Key),
                      token_bytes = key_bytes + size_t(k_) * sizeof(int32_t);
         const Communicator& world = Communicator::world();
         for (const std::string& rank : world.gather_strings(bytes))
             for (size_t at = 0; world.rank() == 0 && at < rank.size(); at += token_bytes) {
-                PlainChoices::Key key;
+                OneDeviceChoices::Key key;
                 std::memcpy(key.data(), &rank[at], key_bytes);
                 plain_.run_choices[key] =
                     from_bytes<int32_t>(rank.substr(at + key_bytes, token_bytes - key_bytes));
@@ -59,8 +59,8 @@ public:
 private:
     SharedTokens shared_;
     int64_t k_, step_ = 0, watched_ = 0;
-    PlainChoices plain_;  // on rank 0
-    std::map<PlainChoices::Key, PlainChoices::Experts> mine_;
+    OneDeviceChoices plain_;  // on rank 0
+    std::map<OneDeviceChoices::Key, OneDeviceChoices::Experts> mine_;
 };
 
 }  // namespace ultrascale::expert_parallel

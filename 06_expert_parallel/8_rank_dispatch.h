@@ -1,6 +1,7 @@
 // One copy of a row for each destination instead of each expert (--dispatch rank). Where a token
 // chooses several experts of one rank, its row travels there once, with the names of the experts
-// and their weights; that rank sums what they make of it, and one row travels back.
+// and their weights; that rank sums what they make of it, and one row travels back. With
+// 64 experts and k = 6 two H200s send 1.91 GiB a step instead of 6.00 (MEASURED.md).
 //
 //     token 5: experts 0, 1, 6      to rank 0: row 5, experts 0 1, their weights
 //     (4 experts a rank)            to rank 1: row 5, expert 6, its weight
@@ -10,7 +11,7 @@
 // added in two steps, by rank and then over ranks, and so rounds differently.
 //
 // A stage is such a trip over any group of ranks. Two stages, over nodes and inside a node, make
-// node_limited.h.
+// 9_node_limited.h.
 #pragma once
 
 #include "kernels/ops_experts.h"

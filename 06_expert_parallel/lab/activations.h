@@ -6,8 +6,8 @@
 // bytes: for moe-16b 42 % more.
 #pragma once
 
-#include "expert_parallel.h"
-#include "kernels/ops_experts.h"
+#include "../expert_parallel.h"
+#include "../kernels/ops_experts.h"
 #include "lab/predict/estimate.h"
 
 namespace ultrascale::expert_parallel {
@@ -26,7 +26,7 @@ private:
     double now_, most_;
 };
 
-// A layer's experts, in bytes, for the rows that came: moment by moment, as experts.h and the
+// A layer's experts, in bytes, for the rows that came: moment by moment, as experts_layer.h and the
 // dispatchers allocate and free. Their norm's output, the router's input, is counted with the norm.
 class ExpertActivations : public FeedForwardActivations {
 public:

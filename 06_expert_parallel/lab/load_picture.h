@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "balance.h"
+#include "../4_balance.h"
 #include "lab/pictures/charts.h"
 
 namespace ultrascale::expert_parallel {

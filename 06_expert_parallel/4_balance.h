@@ -1,8 +1,8 @@
 // Balance: a router that is left alone soon sends most tokens to a few experts. Two remedies.
 //
-// A loss that grows when experts that are chosen often have high probabilities, too. With n_e, the
-// choices of expert e among T tokens, and p_te, the probability that the router gives it for token
-// t, all four forms are one formula with different factors,
+// An auxiliary (load-balancing) loss, which grows when experts that are chosen often have high
+// probabilities, too. With n_e, the choices of expert e among T tokens, and p_te, the probability
+// that the router gives it for token t, all four forms are one formula with different factors,
 //
 //     loss = factor * sum over e of n_e * sum over t of p_te
 //
@@ -111,7 +111,6 @@ public:
     // A forward of all micro-batches that only counts comes first, for AuxOver::global; then
     // counted(): the counts so far, (layers, E), are summed over `ranks`.
     void count_only(bool on) { count_only_ = on; }
-    bool counting() const { return count_only_; }
     void counted(const Communicator& ranks) {
         if (ranks.size() > 1) ranks.all_reduce(step_);
         global_ = step_;
@@ -143,7 +142,7 @@ public:
         here.layers[l] = std::move(s);
     }
 
-    // The gradient of the step's loss of balance with respect to the scores (N, E) that a layer
+    // The gradient of the step's auxiliary loss with respect to the scores (N, E) that a layer
     // gave to a micro-batch, times its coefficient; empty without such a loss.
     Tensor score_gradient(int64_t layer, int micro_batch, const Tensor& scores) const {
         if (!options_.has_loss()) return {};

@@ -12,13 +12,21 @@
 // came (dispatch_statistics.h), and equals what was counted.
 //
 // Held. Experts are shared by ep ranks, all else is copied; for activations see
-// expert_activations.h.
+// activations.h.
 #pragma once
 
-#include "expert_activations.h"
+#include "activations.h"
 #include "train/replica_groups.h"
 
 namespace ultrascale::expert_parallel {
+
+// What the rows that came have sent.
+inline PredictedCommunication sent_of(const DispatchStatistics& statistics) {
+    PredictedCommunication communication;
+    for (const auto& [call, sent] : statistics.sent())
+        communication.add({call.first, 0}, call.second, {sent.calls, sent.bytes, sent.sent});
+    return communication;
+}
 
 // With a balanced router, what --estimate predicts and the report calls the expectation: the rows
 // of a layer's experts in a micro-batch of which a rank routes so many `tokens`.
@@ -69,7 +77,7 @@ inline DispatchStatistics::ByLayer balanced_rows(const LlamaConfig& config, cons
 // Rows that a rank sends away in a dispatch, and that come back in a combine, on average.
 inline double expected_rows_away(const ExpertsConfig& e, const ExpertOptions& o, int64_t tokens) {
     const double n = o.ep,
-                 copies = o.dispatch == Dispatch::expert
+                 copies = o.dispatch != Dispatch::rank
                               ? double(even_rows(e, o, tokens))
                               : double(tokens) * ranks_of_token(e.count, e.router.top_k, n);
     return copies * (n - 1) / n;
@@ -97,7 +105,7 @@ inline void add_loads(PredictedCommunication& step_communication, const ExpertOp
     if (o.counts_first())
         step_communication.add(all, Collective::all_reduce, 1, balance.counted_elements() * 4);
 }
-// The counts of a loss of balance, summed over the ranks that share a micro-batch's tokens in each
+// The counts of an auxiliary loss, summed over the ranks that share a micro-batch's tokens in each
 // of a step's `forwards` of a layer with experts (not when one is recomputed).
 inline void add_count_sums(PredictedCommunication& step_communication, const StepShape& shape,
                            const ExpertOptions& o, const LoadBalance& balance, int64_t forwards) {
@@ -145,7 +153,7 @@ inline void add_balanced_rows(PredictedCommunication& step_communication, const 
         ep, Collective::all_to_all,
         {2 * passes * chunks, std::llround(std::min(double(2 * passes) * double(even) * row, 9e18)),
          double(2 * passes) * away * row});
-    if (o.dispatch == Dispatch::expert)  // weights there, and their gradients back
+    if (o.dispatch != Dispatch::rank)  // weights there, and their gradients back
         step_communication.add(ep, Collective::all_to_all,
                                {passes * chunks, passes * even * 4, double(passes) * away * 4});
 }

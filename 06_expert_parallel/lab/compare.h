@@ -10,10 +10,9 @@ namespace ultrascale::expert_parallel {
 
 // All ranks call it; rank 0 prints. Returns false if, on any rank, memory or communication differ
 // from their prediction, or the loss from that of ep 1.
-inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
-                          const StepShape& shape,
-                          const std::function<void(Step&, Llama&, Updater&, const Mesh&,
-                                                   ExpertParallel&, ExpertRun&)>& train_step) {
+inline bool compare_ranks(
+    const Options& options, const ExpertOptions& chosen, const StepShape& shape,
+    const std::function<void(Step&, Llama&, Updater&, const Mesh&, ExpertParallel&)>& train_step) {
     const Communicator& world = Communicator::world();
     const int64_t E = shape.config.experts.count, A = options.grad_accum;
     const TokenFile file(options.data_path(), shape.config.vocab);
@@ -33,9 +32,10 @@ inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
     bool ok = true;
     double first_loss = 0, apart = 0;
     for (int ep = 1; ep <= world.size(); ep *= 2)
-        for (const Dispatch dispatch : {Dispatch::expert, Dispatch::rank}) {
+        for (const Dispatch dispatch : {Dispatch::plain, Dispatch::expert, Dispatch::rank}) {
             if (world.size() % ep != 0 || E % ep != 0) continue;
-            if (dispatch == Dispatch::rank && (ep == 1 || chosen.capacity_factor > 0)) continue;
+            if (dispatch != Dispatch::expert && (ep == 1 || chosen.capacity_factor > 0)) continue;
+            if (dispatch == Dispatch::plain && shape.config.experts.shared > 0) continue;
             ExpertOptions o = chosen;
             o.ep = ep, o.dispatch = dispatch;
             const Mesh mesh(world, {{"dp", world.size() / ep}, {"ep", ep}});
@@ -53,7 +53,7 @@ inline bool compare_ranks(const Options& options, const ExpertOptions& chosen,
             ExpertRun seen(shape, o, experts);
             const auto run = [&](Step& step) {
                 step.on_finish = [&](double step_loss, double) { loss = step_loss; };
-                train_step(step, model, optimizer, mesh, experts, seen);
+                train_step(step, model, optimizer, mesh, experts);
             };
             // At learning rate 0 all steps route alike: each sends as much as the first.
             Step one(loader, slice, 1, 0, sequences_of_step(options, world.size()));

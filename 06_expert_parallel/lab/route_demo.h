@@ -1,7 +1,7 @@
 // --demo route: eight tokens on two ranks, four experts, two choices a token, step by step: scores,
 // choices and weights; rows sorted by expert; counts; who sends which rows to whom; what the
 // experts make of them; the way back, and each token's weighted sum
-// (the program applies the weights inside the experts, which is the same; experts.h says why).
+// (the program applies the weights inside the experts, which is the same; 5_experts.h says why).
 //
 // Row n of x is (n, 1), and expert e multiplies by e + 1, so that every number can be followed: a
 // token's second number ends as the weighted mean of its experts' factors.
@@ -12,10 +12,10 @@
 
 #include <cmath>
 
+#include "../2_route.h"
+#include "../kernels/ops_experts.h"
 #include "core/ops.h"
-#include "kernels/ops_experts.h"
 #include "lab/report/report.h"
-#include "route.h"
 
 namespace ultrascale::expert_parallel {
 

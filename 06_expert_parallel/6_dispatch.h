@@ -1,5 +1,9 @@
-// Dispatch and combine: each token's row travels to the ranks of its experts, and what they compute
-// travels back and is summed. One copy of the row for each choice (--dispatch expert):
+// The plain dispatch (1_plain_dispatch.h) as a dispatcher: it adds chunks of tokens and a stream of
+// communication, so that rows may travel while experts compute, and lets a capacity derive from it.
+// On two H200s a rank trains 93,722 tokens/s instead of 89,819 with it (--overlap chunks).
+//
+// Each token's row travels to the ranks of its experts, and what they compute travels back and is
+// summed. One copy of the row for each choice (--dispatch expert):
 //
 //     rank 0                                rank 1
 //     x: N rows                             x: N rows
@@ -18,7 +22,7 @@
 // An expert sees its rows by rank and, within a rank, by token: the order of all tokens in the
 // step's batch, whatever the number of ranks. With sums in a fixed order this gives the same bits
 // everywhere. The host has to wait for the counts once a forward, to know how much memory the rows
-// need. capacity.h does without.
+// need. 7_capacity.h does without.
 #pragma once
 
 #include "kernels/ops_experts.h"
@@ -26,7 +30,7 @@
 
 namespace ultrascale::expert_parallel {
 
-// One row for each choice: what dispatches with and without a capacity (capacity.h) share.
+// One row for each choice: what dispatches with and without a capacity (7_capacity.h) share.
 class ChoiceDispatcher : public TokenDispatcher {
 public:
     // `ep`: the ranks that share E experts, of which each holds E / ep neighbouring ones. `stream`:
@@ -136,11 +140,7 @@ protected:
         DispatchStatistics::Rows rows{.stages = {{chunks_.back().rows.end, 0}}};
         for (const Chunk& chunk : chunks_) {
             const bool sends = ep_.size() > 1;
-            if (sends) {
-                statistics_.there_and_back(ep_, chunk.split_sizes, h * dtype_bytes(dtype));
-                statistics_.one_way(ep_, chunk.split_sizes.to, sizeof(float));  // weights
-                statistics_.gradient_back(ep_, chunk.split_sizes.from, sizeof(float));
-            }
+            if (sends) statistics_.choices(ep_, chunk.split_sizes, h * dtype_bytes(dtype));
             rows.chunks.push_back(sends ? chunk.split_sizes.received() : chunk.rows.size());
             rows.at_experts += rows.chunks.back(), rows.stages[0].arrived += rows.chunks.back();
         }

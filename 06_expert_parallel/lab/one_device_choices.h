@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "lab/verify/verify.h"
-#include "route.h"
+#include "margin.h"
 
 namespace ultrascale::expert_parallel {
 
-class PlainChoices {
+class OneDeviceChoices {
 public:
     using Key = std::array<int64_t, 4>;  // step, from 0 on; layer; sample; token
     // A token's k experts in ascending order; ~e: expert e, which dropped it.
@@ -24,7 +24,7 @@ public:
     std::map<Key, Experts> run_choices;  // as far as they are known
 
     // most_followed: the largest margin with which the run's side is taken.
-    explicit PlainChoices(double most_followed) : most_followed_(most_followed) {}
+    explicit OneDeviceChoices(double most_followed) : most_followed_(most_followed) {}
     void begin_training() { made_.clear(), flips_.clear(); }
 
     // A token goes this way; or as the run let it go, with weights from this route's scores.

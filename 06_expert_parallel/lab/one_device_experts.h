@@ -1,21 +1,21 @@
-// The same layer the plain way, for --verify: a loop over tokens that chooses (route.h), a loop
+// The same layer the plain way, for --verify: a loop over tokens that chooses (2_route.h), a loop
 // over experts that computes, and sums on the host. It shares no code with the router's, the
 // dispatch's and the balance's operations.
 #pragma once
 
+#include "../2_route.h"
+#include "../experts_layer.h"
 #include "choices.h"
-#include "experts.h"
 #include "model/activation.h"
 #include "model/llama.h"
-#include "plain_balance.h"
-#include "route.h"
+#include "one_device_balance.h"
 
 namespace ultrascale::expert_parallel {
 
-class PlainExperts : public FeedForward {
+class OneDeviceExperts : public FeedForward {
 public:
-    PlainExperts(ParameterList& list, const ModuleFactories& factories, const ModulePath& layer,
-                 std::shared_ptr<PlainBalance> balance)
+    OneDeviceExperts(ParameterList& list, const ModuleFactories& factories, const ModulePath& layer,
+                     std::shared_ptr<OneDeviceBalance> balance)
         : layer_(layer.layer), balance_(std::move(balance)) {
         const LlamaConfig& config = balance_->config;
         const ExpertsConfig& e = config.experts;
@@ -179,7 +179,7 @@ private:
         for (int64_t n = 0; n < N; ++n)
             balance_->choices.made(key(n, context), t.routes[size_t(n)], &t.dropped[size_t(n) * k]);
     }
-    PlainChoices::Key key(int64_t n, const Context& context) const {
+    OneDeviceChoices::Key key(int64_t n, const Context& context) const {
         const Batch& batch = context.batch;
         return {step_ - 1, layer_, batch.first_sample + n / batch.length(), n % batch.length()};
     }
@@ -196,7 +196,7 @@ private:
                                                                 : 1,
                      each = t.routes.size() / S;
         auto& counts = balance_->counts[layer_];
-        counts.assign(S, PlainBalance::Counts(experts_.size(), 0.0));
+        counts.assign(S, OneDeviceBalance::Counts(experts_.size(), 0.0));
         for (size_t n = 0; n < t.routes.size(); ++n)
             for (int e : t.routes[n].experts)
                 ++counts[n / each][size_t(e)], ++balance_->loads[layer_][size_t(e)];
@@ -245,7 +245,7 @@ private:
                  double tokens, double segments) const {
         const double factor =
             balance_->options.aux_coefficient * balance_->factor(tokens) / segments;
-        const PlainBalance::Counts counts = balance_->counts_for(layer_, segment);
+        const OneDeviceBalance::Counts counts = balance_->counts_for(layer_, segment);
         if (balance_->config.experts.router.score == ops::RouterScore::softmax) {
             for (size_t e = 0; e < scores.size(); ++e) dscores[e] += factor * counts[e];
             return;
@@ -278,7 +278,7 @@ private:
         return out;
     }
     int64_t layer_;
-    std::shared_ptr<PlainBalance> balance_;
+    std::shared_ptr<OneDeviceBalance> balance_;
     Parameter* gate_;
     Tensor bias_;
     std::vector<std::unique_ptr<SwiGLU>> experts_;
@@ -287,20 +287,20 @@ private:
     int64_t step_ = 0;
 };
 
-// The plain layers with which --verify compares (plain_experts.h).
+// The plain layers with which --verify compares (lab/one_device_experts.h).
 inline std::function<void(ModuleFactories&)> plain_parts(const StepShape& shape,
                                                          const ExpertOptions& o,
                                                          int64_t micro_batches,
                                                          ChoiceLog& choices) {
     return [=, &choices](ModuleFactories& factories) {
         choices.plain().begin_training();
-        const auto balance =
-            std::make_shared<PlainBalance>(shape.config, o, o.counts_first() ? 1 : micro_batches,
-                                           shape.micro_batch * shape.seq, choices.plain());
+        const auto balance = std::make_shared<OneDeviceBalance>(
+            shape.config, o, o.counts_first() ? 1 : micro_batches, shape.micro_batch * shape.seq,
+            choices.plain());
         set_experts(
             factories, shape.config, shape.model,
             [balance](ParameterList& list, const ModuleFactories& plain, const ModulePath& layer) {
-                return std::make_unique<PlainExperts>(list, plain, layer, balance);
+                return std::make_unique<OneDeviceExperts>(list, plain, layer, balance);
             });
     };
 }

@@ -2,12 +2,22 @@
 // them exclude each other.
 #pragma once
 
+#include "../expert_options.h"
+#include "../shared_tokens.h"
 #include "comm/comm.h"
-#include "expert_options.h"
 #include "files/checkpoint.h"
 #include "lab/options/cli.h"
 
 namespace ultrascale::expert_parallel {
+
+// What a checkpoint records besides the options that were given: defaults that differ between
+// models and programs.
+inline std::map<std::string, std::string> recorded(const ExpertOptions& o) {
+    std::map<std::string, std::string> options{
+        {"--aux-coef", fmt::format("{}", o.aux_coefficient)}};
+    if (o.has_loss()) options["--aux"] = aux_names[int(o.aux)];
+    return options;
+}
 
 class ExpertChoices {
 public:
@@ -26,9 +36,12 @@ public:
             Another::refused);
         options
             .choice("--dispatch", experts_.dispatch,
-                    {{"expert", Dispatch::expert}, {"rank", Dispatch::rank}},
-                    "expert: a copy of a token's row travels to each of its experts; rank: one to "
-                    "each rank that has some of them")
+                    {{"plain", Dispatch::plain},
+                     {"expert", Dispatch::expert},
+                     {"rank", Dispatch::rank}},
+                    "expert: a copy of a token's row travels to each of its experts; plain: the "
+                    "same with nothing that overlaps; rank: one copy to each rank that has some "
+                    "of them")
             .only_if([this] { return experts_.capacity_factor == 0; },
                      "with --capacity-factor every expert has places of its own");
         options
@@ -129,6 +142,7 @@ public:
         experts_.gamma = config.experts.selection_bias ? gamma_ : 0;
         if (experts_.counts_first() && experts_.aux == Aux::sequence)
             user_error("--aux-over global: --aux sequence counts each sequence by itself");
+        if (experts_.dispatch == Dispatch::plain) check_plain(config);
         if (experts_.overlap == ExpertOverlap::shared && config.experts.shared == 0)
             user_error("{}overlap shared: this model has no shared experts; see --shared", prefix_);
         if (experts_.overlap == ExpertOverlap::chunks) check_chunks(tokens);
@@ -165,12 +179,12 @@ private:
     void add_balance(OptionList& options, const Options& shared) {
         options
             .add("--aux-coef", aux_coefficient_,
-                 "Coefficient of the loss that balances the experts. Default: the model's")
+                 "Coefficient of the auxiliary (load-balancing) loss. Default: the model's")
             .between(0, 1e3);
         const auto has_loss = [this, &shared] {
             return aux_coefficient(shared.config().experts) > 0;
         };
-        const char* const no_loss = "the loss of balance has the coefficient 0; see --aux-coef";
+        const char* const no_loss = "the auxiliary loss has the coefficient 0; see --aux-coef";
         options
             .choice("--aux", aux_,
                     {{"hf", Aux::hf},
@@ -216,6 +230,13 @@ private:
             .only_if([this] { return experts_.capacity_factor > 0; },
                      "without --capacity-factor nothing is dropped");
     }
+    void check_plain(const LlamaConfig& config) const {
+        if (config.experts.shared > 0)
+            user_error("--dispatch plain: it has no shared experts, and this model has {}",
+                       config.experts.shared);
+        if (experts_.overlap != ExpertOverlap::none)
+            user_error("--dispatch plain: nothing overlaps; leave out {}overlap", prefix_);
+    }
     void check_chunks(int64_t tokens) const {
         if (experts_.ep == 1)
             user_error("{}overlap chunks: with --ep 1 no row travels, so there is nothing to hide",
@@ -236,6 +257,9 @@ private:
         if (ep % options.node_size != 0)
             user_error("--max-nodes {}: --ep {} is not a whole number of nodes of {}",
                        experts_.max_nodes, ep, format_count(options.node_size, "rank"));
+        if (experts_.dispatch == Dispatch::plain)
+            user_error("--max-nodes {}: rows of --dispatch plain take no detours; leave it out",
+                       experts_.max_nodes);
         if (groups_ > 0 || r.groups > 1)
             user_error("--max-nodes {}: nodes take the place of the router's groups",
                        experts_.max_nodes);
@@ -259,5 +283,31 @@ private:
     std::optional<Aux> aux_;
     std::string prefix_, router_, renormalise_, balance_ = "loss";
 };
+
+// Why these options cannot work on shared tokens, of micro-batches of `sequences` sequences of
+// `seq` tokens, in a pipeline of `pp` ranks; empty: they can. All ranks that share tokens call it.
+inline std::string why_not(const ExpertOptions& o, const SharedTokens& shared, int64_t sequences,
+                           int64_t seq, int64_t pp) {
+    if (pp > 1 && o.counts_first())
+        return "--aux-over global counts the whole step's choices in a forward that comes first, "
+               "which a pipeline does not run";
+    if (pp > 1 && o.has_loss() && o.aux == Aux::hf)
+        return "--aux hf counts all layers together, and a rank of a pipeline has some of them; "
+               "--aux megatron counts each alone";
+    if (shared.count() == 1) return "";
+    if (o.capacity_factor > 0)
+        return "--capacity-factor would drop other rows where ranks share a micro-batch's tokens";
+    if (!o.has_loss() || o.aux != Aux::sequence) return "";
+    // Its segments are equally many neighbouring rows for each sequence.
+    const int64_t rows = sequences * seq / shared.count();
+    bool equal = rows % sequences == 0;
+    const std::vector<int64_t> tokens = shared.tokens_of(rows);
+    for (int64_t n = 0; equal && n < rows; ++n)
+        equal = tokens[size_t(n)] / seq == n / (rows / sequences);
+    return on_all_ranks(*shared.ranks, equal)
+               ? ""
+               : "--aux sequence counts each sequence by itself, but a rank's rows are not an "
+                 "equal part of each; --aux megatron counts a micro-batch";
+}
 
 }  // namespace ultrascale::expert_parallel

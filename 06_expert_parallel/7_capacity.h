@@ -11,7 +11,7 @@
 // batch is cut: a rank counts its own tokens of a micro-batch only.
 #pragma once
 
-#include "dispatch.h"
+#include "6_dispatch.h"
 #include "kernels/ops_experts.h"
 
 namespace ultrascale::expert_parallel {

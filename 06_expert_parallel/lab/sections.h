@@ -7,9 +7,21 @@
 #include "choices.h"
 #include "expert_run.h"
 #include "load_picture.h"
-#include "plain_experts.h"
+#include "one_device_experts.h"
 
 namespace ultrascale::expert_parallel {
+
+// "64 experts, top 6, softmax, 2 shared"
+inline std::string describe_model(const ExpertsConfig& e) {
+    std::string words =
+        fmt::format("{}, top {}, {}", format_count(e.count, "expert"), e.router.top_k,
+                    e.router.score == ops::RouterScore::softmax ? "softmax" : "sigmoid");
+    if (e.router.groups > 1)
+        words += fmt::format(", {} of {} groups", e.router.top_groups, e.router.groups);
+    if (e.shared > 0) words += fmt::format(", {} shared", e.shared);
+    if (e.first_dense > 0) words += fmt::format("; the first {} dense", e.first_dense);
+    return words;
+}
 
 // "8 experts, top 2, softmax; ep 4 x dp 2: 2 experts a rank; loss hf 0.01"
 inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, int64_t ranks) {
@@ -82,10 +94,10 @@ inline void report_experts(Report& report, const Options& options, const StepSha
         const double even = o.aux == Aux::hf || o.aux == Aux::switch_transformer
                                 ? double(config.experts.router.top_k)
                                 : 1;
-        print(
-            fmt::format("  loss of balance {:.4f} ({} {:g} if all loads are equal), not in the "
-                        "loss above",
-                        last.aux, aux_names[int(o.aux)], even));
+        print(fmt::format(
+            "  auxiliary (load-balancing) loss {:.4f} ({} {:g} if all loads are equal), not in the "
+            "loss above",
+            last.aux, aux_names[int(o.aux)], even));
         report.value("experts", "aux_loss", last.aux);
     }
     if (o.z_coefficient > 0) {

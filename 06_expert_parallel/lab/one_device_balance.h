@@ -1,20 +1,20 @@
-// What the plain layers of --verify (plain_experts.h) share: their choices, and the losses of
-// balance in double.
+// What the layers with which --verify compares (one_device_experts.h) share: their choices, and the
+// auxiliary losses in double.
 #pragma once
 
 #include <map>
 #include <vector>
 
-#include "expert_options.h"
-#include "plain_choices.h"
+#include "../expert_options.h"
+#include "one_device_choices.h"
 
 namespace ultrascale::expert_parallel {
 
 // What the plain layers of one model share: the balance of its routers.
-class PlainBalance {
+class OneDeviceBalance {
 public:
-    PlainBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
-                 int64_t tokens, PlainChoices& choices)
+    OneDeviceBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
+                     int64_t tokens, OneDeviceChoices& choices)
         : config(config),
           options(options),
           micro_batches(micro_batches),
@@ -28,13 +28,13 @@ public:
     // As the run under test cuts it: the tokens of a micro-batch, which a router sees at once; and
     // those that travel together, of which an expert drops what is over its capacity.
     const int64_t tokens, chunk_tokens;
-    PlainChoices& choices;
+    OneDeviceChoices& choices;
 
     using Counts = std::vector<double>;             // (E)
     std::map<int64_t, std::vector<Counts>> counts;  // by layer and segment, of this micro-batch
     std::map<int64_t, std::vector<float>> loads;    // by layer, of this step
 
-    // The factor of n p for a layer (balance.h); `tokens`: of a segment.
+    // The factor of n p for a layer (4_balance.h); `tokens`: of a segment.
     double factor(double tokens) const {
         const double E = double(config.experts.count), k = double(config.experts.router.top_k),
                      L = double(config.layers - config.experts.first_dense),

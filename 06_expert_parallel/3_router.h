@@ -1,19 +1,19 @@
 // The router: a linear without bias that scores the experts for each token, and the choice of the
-// k best (route.h does the same token by token).
+// k best (2_route.h does the same token by token).
 //
 //     x (N, h) --W (E, h)--> logits (N, E) --> scores --> experts (N, k), weights (N, k)
 //                                                |
-//                                         losses of balance (balance.h)
+//                                         auxiliary losses (4_balance.h)
 //
 // Its arithmetic is in fp32 whatever the model's type, as rounding would change choices. Only the
 // weights carry a gradient back to the scores; which experts were chosen does not.
 #pragma once
 
-#include "balance.h"
+#include "2_route.h"
+#include "4_balance.h"
 #include "kernels/ops_experts.h"
 #include "model/activation.h"
 #include "model/llama.h"
-#include "route.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -21,6 +21,10 @@ namespace ultrascale::expert_parallel {
 struct Routed {
     Tensor experts, weights;  // (N, k) int32, fp32
 };
+
+// Sees the choices (N, k) of a layer's forward, and their places (6_dispatch.h).
+using SeeChoices =
+    std::function<void(int64_t layer, const Tensor& experts, const Tensor& places, const Context&)>;
 
 class Router {
 public:
@@ -62,7 +66,7 @@ public:
         return routed;
     }
 
-    // The gradient of x (N, h) from that of the weights (N, k), and from the losses of balance.
+    // The gradient of x (N, h) from that of the weights (N, k), and from the auxiliary losses.
     Tensor backward_input(const Tensor& dweights, Saved& saved, const Context& context) {
         const TraceName name(TraceName::part, "router"), pass(TraceName::pass, "dX");
         const Tensor scores = saved.take("scores"), experts = saved.take("experts");
