@@ -3,7 +3,6 @@
 // who does what when. 1_plain_1f1b.h is one as a loop; 2_schedules/ has it and others as data, and
 // 4_executor/ runs them all.
 #include "5_post_validation.h"
-#include "lab/bubbles.h"
 #include "lab/compare.h"
 #include "lab/cut.h"
 #include "lab/forward_only.h"
@@ -50,17 +49,17 @@ void train_step_without_waiting(Step& step, Pipeline& pipeline, PostValidation& 
 // communication from their predictions.
 bool train(const Options& options, const Chapter& chapter, const Schedule& schedule,
            const std::vector<Stage>& stages, const StepShape& shape) {
-    const Pretend pretend = chapter.pretend();
-    Pipeline pipeline(shape, schedule, stages, chapter.run_as());
+    const RunAs as = chapter.run_as();
+    Pipeline pipeline(shape, schedule, stages, as);
     const Communicator &pp = pipeline.pp(), &dp = pipeline.dp();
     Run run("05_pipeline", options, shape,
             {.micro_batch = options.micro_batch, .count = dp.size(), .replica = dp.rank()});
-    check_fits_everywhere(predict_run(pipeline, options.steps, chapter.post_validation).memory,
+    check_fits_everywhere(predict_run(pipeline, options.steps, as.post_validation).memory,
                           memory_limit(), what_needs_less);
     pipeline.allocate(options.dtype, options.grad_dtype());
     PlainUpdater plain(pipeline.parameters(), options, &pipeline.mesh);
     std::optional<PostValidation> validation;
-    if (chapter.post_validation) {
+    if (as.post_validation) {
         validation.emplace(pipeline.parameters(), options, pipeline.mesh);
         pipeline.executor->confirm = [&] { return validation->confirm(); };
     }
@@ -72,9 +71,7 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
                .loss_group = &pp,
                .next_token = [&](const HostBatch& text) { return forward_only.next_token(text); },
                .label = "pipe",
-               .technique = describe(schedule, stages) +
-                            (chapter.post_validation ? "; post-validation" : "") +
-                            (pretend.on() ? "; pretended times" : ""),
+               .technique = describe(schedule, stages, as),
                .layout = {{"pp", pp.size()}, {"dp", dp.size()}}});
     while (Step* step = run.next())
         validation ? train_step_without_waiting(*step, pipeline, *validation)
@@ -82,17 +79,8 @@ bool train(const Options& options, const Chapter& chapter, const Schedule& sched
     if (validation) validation->confirm();
 
     return run.finish([&](Report& report) {
-        const Prediction predicted = predict_run(pipeline, options.steps, chapter.post_validation);
-        bool ok = report.memory(predicted);
-        if (report.full()) print_in_flight(report, pipeline);
-        ok =
-            report.communication_of_run(predicted, options.steps, run.validation_communication()) &&
-            ok;
-        if (validation) print_repeated(report, validation->repeated(), options.steps);
-        print_messages(report, pipeline);
-        if (pipeline.executor) report_time(report, pipeline, options, chapter.run_as());
-        report.throughput(predicted);
-        return ok;
+        return report_run(report, pipeline, options, as, run.validation_communication(),
+                          validation ? validation->repeated() : 0);
     });
 }
 

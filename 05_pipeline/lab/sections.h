@@ -2,13 +2,15 @@
 // messages as the playbook counts them, and --estimate's report.
 #pragma once
 
+#include "bubbles.h"
 #include "predict.h"
 #include "train/run.h"
 
 namespace ultrascale::pipeline {
 
 // "1f1b: 4 stages of 2 layers on 4 ranks, 8 micro-batches".
-inline std::string describe(const Schedule& schedule, const std::vector<Stage>& stages) {
+inline std::string describe(const Schedule& schedule, const std::vector<Stage>& stages,
+                            const RunAs& as = {}) {
     std::string layers;
     int64_t least = stages[0].last_layer, most = 0;
     for (const Stage& stage : stages) {
@@ -18,11 +20,11 @@ inline std::string describe(const Schedule& schedule, const std::vector<Stage>& 
     }
     if (least == most) layers = std::to_string(most);
     if (layers.size() > 12) layers = fmt::format("{} to {}", least, most);
-    return fmt::format("{}: {} of {} {} on {}{}, {}", schedule.name,
-                       format_count(schedule.stages, "stage"), layers,
-                       most == 1 ? "layer" : "layers", format_count(schedule.ranks(), "rank"),
-                       schedule.copies() > 1 ? ", twice" : "",
-                       format_count(schedule.micro_batches, "micro-batch"));
+    return fmt::format(
+        "{}: {} of {} {} on {}{}, {}{}{}", schedule.name, format_count(schedule.stages, "stage"),
+        layers, most == 1 ? "layer" : "layers", format_count(schedule.ranks(), "rank"),
+        schedule.copies() > 1 ? ", twice" : "", format_count(schedule.micro_batches, "micro-batch"),
+        as.post_validation ? "; post-validation" : "", as.pretend.on() ? "; pretended times" : "");
 }
 
 // The ranks' peaks of activations by formula, and of how many micro-batches. All ranks can compute
@@ -70,6 +72,22 @@ inline void print_repeated(Report& report, int64_t repeated, int64_t steps) {
                       repeated, format_count(steps, "update"),
                       repeated > 0 ? "\n  (the step simulated below repeats nothing)" : ""));
     report.value("post_validation", "repeated", double(repeated));
+}
+
+// The chapter's part of a training's report. Returns false if memory or communication is not as
+// predicted. `repeated`: updates, by post-validation.
+inline bool report_run(Report& report, const Pipeline& pipeline, const Options& options,
+                       const RunAs& as, const CommunicationCounts& of_validation,
+                       int64_t repeated) {
+    const Prediction predicted = predict_run(pipeline, options.steps, as.post_validation);
+    bool ok = report.memory(predicted);
+    if (report.full()) print_in_flight(report, pipeline);
+    ok = report.communication_of_run(predicted, options.steps, of_validation) && ok;
+    if (as.post_validation) print_repeated(report, repeated, options.steps);
+    print_messages(report, pipeline);
+    if (pipeline.executor) report_time(report, pipeline, options, as);
+    report.throughput(predicted);
+    return ok;
 }
 
 inline const char* const what_needs_less =
