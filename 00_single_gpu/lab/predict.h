@@ -62,9 +62,9 @@ inline Prediction predict(const Options& options, const Chapter& chapter, const 
 
 // UserError, with advice, if the training does not fit into memory.
 inline void check_fits(const Options& options, const Chapter& chapter, const StepShape& shape) {
-    const Prediction predicted = predict(options, chapter, shape);
     if (chapter.fresh_grads)
-        check_fits(predicted.memory, memory_limit(), what_would_fit(shape, memory_limit()));
+        check_fits(predict(options, chapter, shape).memory, memory_limit(),
+                   what_would_fit(shape, memory_limit()));
     else
         check_fits(shape, memory_limit());
 }

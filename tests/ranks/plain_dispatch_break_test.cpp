@@ -4,7 +4,7 @@
 // other over "dp" and "ep": by sum_gradients, or in buckets during the backward (01).
 #include <gtest/gtest.h>
 
-#include "01_data_parallel/bucket.h"
+#include "01_data_parallel/3_buckets.h"
 #include "06_expert_parallel/lab/expert_run.h"
 #include "06_expert_parallel/lab/one_device_experts.h"
 #include "core/threads.h"
