@@ -174,6 +174,14 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
     }
     sent = sent.times(steps);
     sent += seen.travelled();
+    // By hand, where all tokens go to expert 0: rank 1's T rows of 32 numbers leave with their
+    // weights and, as gradients, once more; rank 0 sends as much back. Each tells the other the
+    // counts of two experts.
+    if (of.idle_experts) {
+        const auto& all_to_all = seen.travelled().groups.at("ep")[size_t(Collective::all_to_all)];
+        const double layers = double(config.layers - config.experts.first_dense);
+        EXPECT_NEAR(all_to_all.sent, steps * A * layers * (2 * T * 32 * 4 + T * 4 + 2 * 4), 1);
+    }
     const bool as_predicted = counted_as_predicted(sent, 1, communication_counts());
     const bool as_one_device = run.finish([](Report&) { return true; });
     bool some_idle = false;
