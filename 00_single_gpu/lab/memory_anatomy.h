@@ -70,7 +70,7 @@ inline void print_peak(const StepShape& shape) {
 // first step differs from the others because only its update allocates the optimizer's states.
 class StepTimeline {
 public:
-    StepTimeline() : begin_(now_seconds()) { memory_timeline_record(true); }
+    void begin() { begin_ = now_seconds(), memory_timeline_record(true); }
     void step_ended() {
         if (ends_.size() < 4) ends_.push_back(now_seconds());
         if (ends_.size() == 4 && !trace_recording()) memory_timeline_record(false);
@@ -146,7 +146,7 @@ private:
     int column_of(double seconds, int columns) const {
         return int(columns * (seconds - begin_) / (ends_.back() - begin_));
     }
-    double begin_;
+    double begin_ = 0;
     std::vector<double> ends_;
 };
 

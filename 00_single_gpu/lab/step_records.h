@@ -15,6 +15,9 @@ public:
     StepRecords(const ParameterList& parameters, bool noise_scale, FreshGradients* fresh)
         : parameters_(parameters), noise_scale_(noise_scale), fresh_(fresh) {}
 
+    void before(const Unit&, Pass, const Context&) override {
+        if (!std::exchange(begun_, true)) timeline.begin();
+    }
     // The tensors that the first forward keeps.
     void forward_done(const Saved& saved, const Context&) override {
         if (!std::exchange(seen_, true)) kept.collect(saved);
@@ -41,7 +44,7 @@ public:
 
 private:
     const ParameterList& parameters_;
-    bool noise_scale_, seen_ = false;
+    bool noise_scale_, begun_ = false, seen_ = false;
     FreshGradients* fresh_;
     double first_squared_norm_ = 0;
 };

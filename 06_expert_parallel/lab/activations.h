@@ -36,6 +36,7 @@ public:
         : rows_(rows),
           by_rank_(o.ep > 1 && o.dispatch == Dispatch::rank),
           travels_(o.ep > 1),
+          plain_(travels_ && o.dispatch == Dispatch::plain),
           sorts_(travels_ && shape.config.experts.count > o.ep),
           has_loss_(o.has_loss()),
           shared_(shape.config.experts.shared > 0) {
@@ -56,8 +57,13 @@ public:
                R * (row_ + 2 * features_ + 4) + 2 * shared_features_;
         for_weights = tokens_ + (narrow_ > 0 ? narrow_ : scores_) + R * (2 * row_ + 3 * features_) +
                       (shared_ ? 3 * shared_features_ + tokens_ : 0);
-        forward = (by_rank_ ? forward_by_rank(true) : forward_by_choice(true)).most();
-        forward_alone = (by_rank_ ? forward_by_rank(false) : forward_by_choice(false)).most();
+        const auto forward_of = [&](bool keeps) {
+            return by_rank_ ? forward_by_rank(keeps)
+                   : plain_ ? plain_forward(keeps)
+                            : forward_by_choice(keeps);
+        };
+        forward = forward_of(true).most();
+        forward_alone = forward_of(false).most();
         backward = (by_rank_ ? backward_by_rank(false) : backward_by_choice(false)).most();
         backward_input = (by_rank_ ? backward_by_rank(true) : backward_by_choice(true)).most();
     }
@@ -161,6 +167,22 @@ private:
         return l;
     }
 
+    // The plain dispatch: rows travel first, then their weights, and nothing beside them.
+    Ledger plain_forward(bool keeps) const {
+        const double R = double(rows_.at_experts), home = leave() * row_;
+        Ledger l(router(keeps) + choice_);  // and the places
+        l.brief(choice_);                   // the order
+        for (const double size : {row_, 4.0}) {
+            l.take(leave() * size), l.take(R * size), l.free(leave() * size);
+            if (sorts_) l.brief(R * size);
+        }
+        experts_forward(l, R, keeps);
+        if (sorts_) l.brief(R * row_);
+        l.take(home), l.free(R * row_);
+        l.take(tokens_);
+        return l;
+    }
+
     // ---- one copy for each rank ----
 
     // Where rows arrive is no activation if it is a buffer that stays.
@@ -231,7 +253,7 @@ private:
     }
 
     DispatchStatistics::Rows rows_;
-    bool by_rank_, travels_, sorts_, has_loss_, shared_;
+    bool by_rank_, travels_, plain_, sorts_, has_loss_, shared_;
     double row_, features_;  // of a row: h elements, F elements
     // (N, h); the same with dropout's copy; the shared experts' gate, up or a; a number for each
     // token and expert, in fp32, and in a narrower type; for each choice
