@@ -22,7 +22,8 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
     const bool diloco = chapter.sync.kind == SyncKind::diloco;
     if (diloco) add_diloco(run_prediction, chapter.sync.diloco, ranks, parameters, steps);
     const int64_t numbers = diloco ? 2 : 1;  // the loss, and DiLoCo's mean of the ranks' norms
-    run_prediction.communication.add(ranks, Collective::all_reduce, steps, steps * 8 * numbers);
+    if (diloco || ranks.size() > 1)
+        run_prediction.communication.add(ranks, Collective::all_reduce, steps, steps * 8 * numbers);
     return run_prediction;
 }
 
