@@ -64,6 +64,7 @@ bool run(const Options& given, Chapter& chapter) {
     if (options.estimate) return print_estimate(options, chapter, shape), true;
     if (chapter.compare == "attention") return compare_attention(options, shape), true;
     check_fits(options, chapter, shape);
+    chapter.ramp(options);  // UserError if it is none
     return train_within_memory(options, [&] {
         return chapter.compare.empty() ? train(options, chapter, shape, lengths)
                                        : compare_recomputation(options, shape);
