@@ -50,7 +50,8 @@ struct TrainingSetup {
     std::function<std::unique_ptr<Reference>(const TrainingState& start, int64_t steps)> reference =
         {};
     std::optional<VerifyBounds> bounds = {};
-    // The laboratory's: called in every pass, and at the end of a step with its squared norm.
+    // The laboratory's, which changes no number: hooks that are called after the technique's
+    // (step.h), and what is called at the end of a step, with its squared norm.
     std::vector<Hooks*> watch = {};
     std::function<void(const Step&, double squared_norm)> step_done = {};
     // The other ranks are only imagined (comm.h): the numbers mean nothing, and need not be finite.

@@ -94,7 +94,7 @@ public:
     // empty if both were.
     const std::string& not_finite() const { return not_finite_; }
 
-    std::vector<Hooks*> watch = {};  // of the laboratory: they change nothing
+    std::vector<Hooks*> watch = {};  // of the laboratory: they change no number
     std::function<void(double loss, double squared_norm)> on_finish = {};
 
 private:
