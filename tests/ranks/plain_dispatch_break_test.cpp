@@ -178,7 +178,8 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
     // weights and, as gradients, once more; rank 0 sends as much back. Each tells the other the
     // counts of two experts.
     if (of.idle_experts) {
-        const auto& all_to_all = seen.travelled().groups.at("ep")[size_t(Collective::all_to_all)];
+        PredictedCommunication travelled = seen.travelled();
+        const auto& all_to_all = travelled.groups.at("ep")[size_t(Collective::all_to_all)];
         const double layers = double(config.layers - config.experts.first_dense);
         EXPECT_NEAR(all_to_all.sent, steps * A * layers * (2 * T * 32 * 4 + T * 4 + 2 * 4), 1);
     }
