@@ -38,7 +38,7 @@ public:
     HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t full, const Nodes& nodes)
         : BucketSync(parameters, mesh, full),
           inside_(ranks_.split(nodes.node_of(ranks_.rank()), ranks_.rank(), "inside the node")),
-          across_(ranks_.split(nodes.place_of(ranks_.rank()), ranks_.rank(), "across nodes")) {
+          across_(ranks_.split(nodes.index_in_node(ranks_.rank()), ranks_.rank(), "across nodes")) {
         for (const Bucket& bucket : buckets_)
             check(&bucket.group == &ranks_,
                   "hierarchical: all gradients are summed over the same ranks");

@@ -37,7 +37,7 @@ struct FlatUnit {
     const Unit* unit;           // with Cut::model the first one
     std::string name;           // the unit's, or "model"
     const Communicator* group;  // each of its ranks has one shard
-    std::vector<Segment> places;
+    std::vector<Segment> segments;
     int64_t numel = 0;   // elements of its parameters
     int64_t padded = 0;  // elements of its flat tensor
     int64_t shard = 0;   // elements of a shard: padded / n
@@ -54,7 +54,7 @@ public:
                 if (flat_of_.contains(parameter)) continue;
                 FlatUnit& flat = flat_for(unit, *parameter, mesh);
                 flat_of_[parameter] = size_t(&flat - flats_.data());
-                flat.places.push_back({parameter, flat.numel});
+                flat.segments.push_back({parameter, flat.numel});
                 flat.numel += parameter->local_numel();
             }
         constexpr int64_t grain = 8;  // shards begin at multiples of 16 bytes
@@ -87,7 +87,7 @@ public:
     // Points the value (or grad) of a flat unit's parameters to their places in `flat`; an empty
     // tensor takes their storage away.
     void bind(size_t u, const Tensor& flat, Tensor Parameter::*member) const {
-        for (const auto& [parameter, offset] : flats_[u].places)
+        for (const auto& [parameter, offset] : flats_[u].segments)
             parameter->*member = flat ? flat.slice(offset, offset + parameter->local_numel())
                                             .view(parameter->local_shape())
                                       : Tensor();
@@ -107,7 +107,7 @@ public:
     std::vector<Piece> pieces(size_t u, const Range& range) const {
         std::vector<Piece> all;
         // exercise 02.4 begin: the part of each parameter that lies in the range, if there is any
-        for (const auto& [parameter, offset] : flats_[u].places) {
+        for (const auto& [parameter, offset] : flats_[u].segments) {
             const int64_t begin = std::max(range.begin, offset),
                           end = std::min(range.end, offset + parameter->local_numel());
             if (begin < end)
@@ -134,7 +134,7 @@ public:
     }
     // Further groups over which gradients are summed: of all parameters of a flat tensor.
     std::vector<std::string> replica_groups(size_t u) const {
-        return without_copies(*flats_[u].places.front().parameter);
+        return without_copies(*flats_[u].segments.front().parameter);
     }
 
 private:
@@ -147,8 +147,8 @@ private:
     FlatUnit& flat_for(const Unit* unit, const Parameter& parameter, const Mesh& mesh) {
         for (FlatUnit& flat : flats_) {
             if (cut_ == Cut::unit && flat.unit != unit) continue;
-            if (flat.places.front().parameter->split_over == parameter.split_over &&
-                without_copies(*flat.places.front().parameter) == without_copies(parameter))
+            if (flat.segments.front().parameter->split_over == parameter.split_over &&
+                without_copies(*flat.segments.front().parameter) == without_copies(parameter))
                 return flat;
         }
         flats_.push_back({.unit = unit,

@@ -126,7 +126,7 @@ protected:
     bool unit_complete(const Parameter& parameter) {
         const size_t unit = layout_.flat_of(parameter);
         if (complete_.empty()) complete_.resize(layout_.size());
-        if (++complete_[unit] < layout_[unit].places.size()) return false;
+        if (++complete_[unit] < layout_[unit].segments.size()) return false;
         complete_[unit] = 0;
         return true;
     }

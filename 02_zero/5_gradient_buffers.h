@@ -43,7 +43,8 @@ public:
             // The padding, which is reduced, too, and enters the norm.
             ops::fill(buffers_[u].slice(flat.numel, flat.padded), 0);
             layout_->bind(u, buffers_[u], &Parameter::grad);
-            for (const FlatUnit::Segment& place : flat.places) place.parameter->has_grad = false;
+            for (const FlatUnit::Segment& segment : flat.segments)
+                segment.parameter->has_grad = false;
         }
     }
     // A unit is reduced after the pass in which as many of its gradients have become complete as it
@@ -54,7 +55,7 @@ public:
     std::vector<size_t> take_complete(const Unit& unit) {
         std::vector<size_t> all;
         for (size_t u : layout_->flats_of(unit)) {
-            const size_t parameters = (*layout_)[u].places.size();
+            const size_t parameters = (*layout_)[u].segments.size();
             if (complete_[u] < parameters) continue;
             complete_[u] -= parameters;
             all.push_back(u);
@@ -81,8 +82,9 @@ public:
         std::function<void()> arrived = {};  // makes the sum of what has come (8_narrow.h)
     };
     Reduction take(size_t u) {
-        for (const FlatUnit::Segment& place : (*layout_)[u].places)
-            if (!place.parameter->has_grad) place.parameter->begin_contribution_in_place();  // zero
+        for (const FlatUnit::Segment& segment : (*layout_)[u].segments)
+            if (!segment.parameter->has_grad)
+                segment.parameter->begin_contribution_in_place();  // zero
         const bool add = reduced_[u];
         reduced_[u] = true;
         return {.unit = u,

@@ -73,12 +73,12 @@ public:
         return begin(rank, c) + i - chunk(c).begin;
     }
     // How many of a rank's tokens come before a place in the whole sequence.
-    int64_t tokens_before(int64_t rank, int64_t place) const {
+    int64_t tokens_before(int64_t rank, int64_t position) const {
         if (layout_ == Layout::striped)
-            return std::clamp<int64_t>((place - rank + ranks_ - 1) / ranks_, 0, length());
+            return std::clamp<int64_t>((position - rank + ranks_ - 1) / ranks_, 0, length());
         int64_t count = 0;
         for (int64_t c = 0; c < chunks(); ++c)
-            count += std::clamp<int64_t>(place - begin(rank, c), 0, chunk(c).size());
+            count += std::clamp<int64_t>(position - begin(rank, c), 0, chunk(c).size());
         return count;
     }
 

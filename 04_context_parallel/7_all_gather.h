@@ -78,8 +78,8 @@ private:
         for (int64_t b = 0; b < B; ++b)
             for (int64_t rank = 0; rank < n; ++rank)
                 for (int64_t c = 0; c < C; ++c) {
-                    const int64_t place = cut_.position(rank, cut_.chunk(c).begin) / size;
-                    visit(b * n * C + place, (rank * B + b) * C + c);
+                    const int64_t chunk = cut_.position(rank, cut_.chunk(c).begin) / size;
+                    visit(b * n * C + chunk, (rank * B + b) * C + c);
                 }
     }
     bool in_order(int64_t B) const { return B == 1 && cut_.chunks() == 1; }

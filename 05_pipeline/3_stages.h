@@ -75,11 +75,11 @@ private:
 // if that is the rank itself, or not one rank (which a schedule from a file may ask for).
 inline int other_holder(const Schedule& schedule, int rank) {
     int other = -1;
-    const auto places = schedule.places();
+    const auto locations = schedule.locations();
     for (int s = 0; s < schedule.stages; ++s)
         for (const int copy : {0, 1}) {
-            if (places[size_t(copy)][size_t(s)].rank != rank) continue;
-            const int holder = places[size_t(1 - copy)][size_t(s)].rank;
+            if (locations[size_t(copy)][size_t(s)].rank != rank) continue;
+            const int holder = locations[size_t(1 - copy)][size_t(s)].rank;
             if (holder == rank || (other >= 0 && holder != other))
                 user_error(
                     "--schedule {}: the copies of rank {}'s stages must all be on one other rank, "
@@ -96,19 +96,19 @@ inline int other_holder(const Schedule& schedule, int rank) {
 // ranks of the mesh call it.
 inline void add_holders(Mesh& mesh, const Schedule& schedule, const LlamaConfig& config) {
     const Communicator& pp = mesh.group("pp");
-    const auto places = schedule.places();
+    const auto locations = schedule.locations();
     if (schedule.copies() > 1) {
         const int other = other_holder(schedule, pp.rank());
         mesh.add_copies(
             pp.split(std::min(pp.rank(), other), pp.rank(), "copies", 2, pp.rank() > other));
-    } else if (config.tied && places[0].front().rank != places[0].back().rank) {
+    } else if (config.tied && locations[0].front().rank != locations[0].back().rank) {
         const auto holds = [&](int rank) {
-            return rank == places[0].front().rank || rank == places[0].back().rank;
+            return rank == locations[0].front().rank || rank == locations[0].back().rank;
         };
-        int place = 0;  // among the two, or among all others
-        for (int r = 0; r < pp.rank(); ++r) place += holds(r) == holds(pp.rank());
+        int index = 0;  // among the two, or among all others
+        for (int r = 0; r < pp.rank(); ++r) index += holds(r) == holds(pp.rank());
         mesh.add_copies(pp.split(holds(pp.rank()) ? 0 : 1, pp.rank(), "tied",
-                                 holds(pp.rank()) ? 2 : pp.size() - 2, place));
+                                 holds(pp.rank()) ? 2 : pp.size() - 2, index));
     }
 }
 

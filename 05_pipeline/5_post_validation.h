@@ -59,7 +59,7 @@ public:
         phase("update, not yet confirmed", [&] {
             if (dp_.size() > 1) dp_.all_reduce(step.loss);
             send_parts(own, step.loss);
-            for (size_t i = 0; i < places_.size(); ++i) ops::copy(copies_[i], places_[i]);
+            for (size_t i = 0; i < originals_.size(); ++i) ops::copy(copies_[i], originals_[i]);
             update(step.learning_rate, own);
         });
     }
@@ -76,7 +76,7 @@ public:
         for (int r = 0; r < pp_.size(); ++r) squared += parts[2 * r], loss += parts[2 * r + 1];
         const bool wrong = must_repeat(squared);
         if (wrong) {
-            for (size_t i = 0; i < places_.size(); ++i) ops::copy(places_[i], copies_[i]);
+            for (size_t i = 0; i < originals_.size(); ++i) ops::copy(originals_[i], copies_[i]);
             adamw_->set_steps_done(adamw_->steps_done() - 1);
             update(step_->learning_rate,
                    Tensor::from_host<double>(std::vector{squared}, {1}, Memory::workspace));
@@ -102,7 +102,7 @@ private:
     }
 
     void keep(const TensorPart& part) {
-        places_.push_back(part.tensor);
+        originals_.push_back(part.tensor);
         copies_.push_back(
             Tensor::empty(part.tensor.shape(), part.tensor.dtype(), Memory::optimizer));
     }
@@ -131,7 +131,7 @@ private:
     Stream stream_{"norm"};
     Tensor host_, all_;  // the parts of the former step's norm, and its loss
     std::vector<Work> works_;
-    std::vector<Tensor> places_, copies_;
+    std::vector<Tensor> originals_, copies_;
     Step* step_ = nullptr;  // not yet confirmed
     int64_t repeated_ = 0;
 };

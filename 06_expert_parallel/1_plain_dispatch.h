@@ -61,11 +61,11 @@ public:
         if (log_) log_(layer_, routed.experts, {}, context);
         const Trip trip = plan(routed.experts, tokens);
         ExpertRows rows{.counts = trip.by_expert->counts()};
-        rows.rows = there(copies(tokens, trip.place), trip);
-        rows.weights = there(copies(column(routed.weights), column(trip.place)), trip);
+        rows.rows = there(copies(tokens, trip.row_map), trip);
+        rows.weights = there(copies(column(routed.weights), column(trip.row_map)), trip);
         const Tensor results = back(experts_.forward(std::move(rows), saved["experts"]), trip);
         const Tensor y = activation_like(tokens);
-        ops::sum_rows(y, results, trip.place, residual ? residual.view(y.shape()) : Tensor());
+        ops::sum_rows(y, results, trip.row_map, residual ? residual.view(y.shape()) : Tensor());
         saved.keep_object(trip);
         return y.view(x.shape());
     }
@@ -73,17 +73,17 @@ public:
     Tensor backward(const Tensor& dy, Saved& saved, Context& context,
                     WeightGradient when) override {
         const auto trip = saved.take_object<Trip>();
-        Tensor drows = there(copies(dy.view({dy.rows(), dy.cols()}), trip.place), trip);
+        Tensor drows = there(copies(dy.view({dy.rows(), dy.cols()}), trip.row_map), trip);
         ExpertRows gradients = experts_.backward(std::move(drows), saved["experts"], context, when);
         Tensor dweights_back = back(std::move(gradients.weights), trip),
                drows_back = back(std::move(gradients.rows), trip);
         if (when == WeightGradient::now)
             experts_.backward_weight_of_gate_up(saved["experts"], context);
-        const Tensor dweights = activation(trip.place.shape(), DType::fp32);
-        ops::sum_rows(column(dweights), std::exchange(dweights_back, {}), column(trip.place));
+        const Tensor dweights = activation(trip.row_map.shape(), DType::fp32);
+        ops::sum_rows(column(dweights), std::exchange(dweights_back, {}), column(trip.row_map));
         const Tensor dx = router_->backward_input(dweights, saved["router"], context);
         if (when == WeightGradient::now) router_->backward_weight(saved["router"], context);
-        ops::sum_rows(dx, drows_back, trip.place, dx);  // a token's k gradients, and the router's
+        ops::sum_rows(dx, drows_back, trip.row_map, dx);  // a token's k gradients, and the router's
         return dx.view(dy.shape());
     }
 
@@ -95,7 +95,7 @@ public:
 protected:
     // How the rows of a micro-batch travel; backward uses it again.
     struct Trip {
-        Tensor place;      // (T, k): where each choice's row is among those that leave
+        Tensor row_map;    // (T, k): where each choice's row is among those that leave
         SplitSizes sizes;  // rows to each rank, and from each
         std::shared_ptr<const RowsByExpert> by_expert;
     };
@@ -106,8 +106,8 @@ protected:
         const Tensor to = Tensor::empty({count_}, DType::int32, Memory::workspace),
                      from = Tensor::empty({count_}, DType::int32, Memory::workspace),
                      order = activation({chosen.numel()}, DType::int32);
-        Trip trip{.place = activation(chosen.shape(), DType::int32)};
-        ops::sort_by_expert(to, order, trip.place, chosen);  // rows for each expert, of any rank
+        Trip trip{.row_map = activation(chosen.shape(), DType::int32)};
+        ops::sort_by_expert(to, order, trip.row_map, chosen);  // rows for each expert, of any rank
         ep_.all_to_all(from, to);  // rows from each rank, for each of this rank's experts
         const std::vector<int32_t> mine = read_counts(to), theirs = read_counts(from);
         trip.sizes = {rows_by_rank(mine, n), rows_by_rank(theirs, n)};
@@ -119,13 +119,13 @@ protected:
                           {trip.sizes.received()}});
         return trip;
     }
-    // Each token's row at the places of its choices.
-    static Tensor copies(const Tensor& x, const Tensor& place) {
-        const Tensor rows = activation({place.numel(), x.cols()}, x.dtype());
-        ops::scatter_rows(rows, x, place);
+    // Each token's row at the rows of its choices.
+    static Tensor copies(const Tensor& x, const Tensor& row_map) {
+        const Tensor rows = activation({row_map.numel(), x.cols()}, x.dtype());
+        ops::scatter_rows(rows, x, row_map);
         return rows;
     }
-    // Rows in the order of `place` travel to their experts, and are put in the experts' order.
+    // Rows in the order of `row_map` travel to their experts, and are put in the experts' order.
     virtual Tensor there(Tensor rows, const Trip& trip) const {
         Tensor in = activation({trip.sizes.received(), rows.cols()}, rows.dtype());
         exchange_rows(ep_, in, std::exchange(rows, {}), trip.sizes.to, trip.sizes.from).wait();

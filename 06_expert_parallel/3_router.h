@@ -22,9 +22,9 @@ struct Routed {
     Tensor experts, weights;  // (N, k) int32, fp32
 };
 
-// Sees the choices (N, k) of a layer's forward, and their places (6_dispatch.h).
-using SeeChoices =
-    std::function<void(int64_t layer, const Tensor& experts, const Tensor& places, const Context&)>;
+// Sees the choices (N, k) of a layer's forward, and their rows (6_dispatch.h).
+using SeeChoices = std::function<void(int64_t layer, const Tensor& experts, const Tensor& row_map,
+                                      const Context&)>;
 
 class Router {
 public:

@@ -76,26 +76,26 @@ public:
     void finish_combine(Tensor y, const Tensor& residual) override {
         chunks_.back().work.wait();
         for (const Chunk& chunk : chunks_)
-            ops::sum_rows(of(y, chunk), of(rows_, chunk.rows), of(place_, chunk),
+            ops::sum_rows(of(y, chunk), of(rows_, chunk.rows), of(row_map_, chunk),
                           residual ? of(residual, chunk) : Tensor());
         rows_ = {};
     }
     void begin_backward(const Tensor& dy) override {
         rows_ = new_rows(dy.cols(), dy.dtype());
         for (const Chunk& chunk : chunks_)
-            ops::scatter_rows(of(rows_, chunk.rows), of(dy, chunk), of(place_, chunk));
+            ops::scatter_rows(of(rows_, chunk.rows), of(dy, chunk), of(row_map_, chunk));
     }
     void end_backward_of_weights(Tensor dweights) override {
         chunks_.back().weights_work.wait();
         for (const Chunk& chunk : chunks_)
             ops::sum_rows(column(of(dweights, chunk)), of(dweights_, chunk.rows),
-                          column(of(place_, chunk)));
+                          column(of(row_map_, chunk)));
         dweights_ = {};
     }
     void end_backward(Tensor dx) override {
         chunks_.back().work.wait();
         for (const Chunk& chunk : chunks_)
-            ops::sum_rows(of(dx, chunk), of(rows_, chunk.rows), of(place_, chunk), of(dx, chunk));
+            ops::sum_rows(of(dx, chunk), of(rows_, chunk.rows), of(row_map_, chunk), of(dx, chunk));
     }
 
 protected:
@@ -124,11 +124,11 @@ protected:
         return t.slice(range.begin, range.end);
     }
     static Tensor of(const Tensor& t, const Chunk& chunk) { return of(t, chunk.tokens); }
-    // The rows of a chunk and their weights, from x and the router, at their places.
+    // The rows of a chunk and their weights, from x and the router, at their rows.
     void set_rows(const Chunk& chunk, const Tensor& x, const Routed& routed) {
-        ops::scatter_rows(of(rows_, chunk.rows), of(x, chunk), of(place_, chunk));
+        ops::scatter_rows(of(rows_, chunk.rows), of(x, chunk), of(row_map_, chunk));
         ops::scatter_rows(of(weights_, chunk.rows), column(of(routed.weights, chunk)),
-                          column(of(place_, chunk)));
+                          column(of(row_map_, chunk)));
     }
     void allocate_rows(const Tensor& x) {
         rows_ = new_rows(x.cols(), x.dtype());
@@ -152,7 +152,7 @@ protected:
     DispatchStatistics& statistics_;
     Stream& stream_;
     std::vector<Chunk> chunks_;
-    Tensor place_;               // (N, k), within the chunk's rows
+    Tensor row_map_;             // (N, k), within the chunk's rows
     Tensor rows_;                // (R, h) those that leave, and then what came back
     Tensor weights_, dweights_;  // (R, 1) of those that leave; of those that came back
 
@@ -189,13 +189,14 @@ public:
         const auto chunk_counts = [&](const Tensor& all, int64_t c) {
             return all.slice(c * ranks, (c + 1) * ranks);
         };
-        place_ = activation(routed.experts.shape(), DType::int32);
+        row_map_ = activation(routed.experts.shape(), DType::int32);
         allocate_rows(x);
         for (int64_t c = 0; c < chunks(); ++c) {
             Chunk& chunk = at(c);
             const Tensor order = activation({chunk.rows.size()}, DType::int32);
             chunk.counts = chunk_counts(counts, c).view({experts_});
-            ops::sort_by_expert(chunk.counts, order, of(place_, chunk), of(routed.experts, chunk));
+            ops::sort_by_expert(chunk.counts, order, of(row_map_, chunk),
+                                of(routed.experts, chunk));
             set_rows(chunk, x, routed);
         }
         if (ranks > 1) exchange_counts(counts);

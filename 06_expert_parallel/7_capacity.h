@@ -57,26 +57,26 @@ public:
           drop_(drop),
           plan_(plan) {}
 
-    Tensor positions() const override { return place_; }
+    Tensor positions() const override { return row_map_; }
     void permute(const Tensor& x, const Routed& routed) override {
         const int64_t k = routed.experts.cols(), ranks = ep_.size();
         cut(x.rows(), [&](int64_t tokens) { return experts_ * capacity_of_(tokens); });
-        place_ = activation(routed.experts.shape(), DType::int32);
+        row_map_ = activation(routed.experts.shape(), DType::int32);
         allocate_rows(x);
         for (Chunk& chunk : chunks_) {
-            const int64_t places = chunk.rows.size(), capacity = places / experts_;
+            const int64_t row_map = chunk.rows.size(), capacity = row_map / experts_;
             const Tensor counts = Tensor::empty({experts_}, DType::int32, Memory::workspace),
                          sorted = activation({chunk.tokens.size() * k}, DType::int32),
                          position = activation_like(sorted), experts = of(routed.experts, chunk);
             ops::sort_by_expert(counts, sorted, position, experts);
-            ops::capacity_slots(of(place_, chunk), experts, sorted, position, counts, capacity,
+            ops::capacity_slots(of(row_map_, chunk), experts, sorted, position, counts, capacity,
                                 drop_ == Drop::by_score ? of(routed.weights, chunk) : Tensor());
             set_rows(chunk, x, routed);
             if (statistics_.backward_follows()) plan_.count(counts, capacity);
             const std::vector<int32_t> each(size_t(experts_ / ranks), int32_t(ranks * capacity));
             chunk.counts =
                 Tensor::from_host<int32_t>(each, {int64_t(each.size())}, Memory::workspace);
-            const std::vector<int64_t> equal(size_t(ranks), places / ranks);
+            const std::vector<int64_t> equal(size_t(ranks), row_map / ranks);
             chunk.split_sizes = {equal, equal};
             chunk.by_expert = plan_.blocks();
         }

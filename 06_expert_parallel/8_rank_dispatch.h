@@ -62,10 +62,10 @@ public:
         const Event counted = compute_stream().record();
         // While the host waits for the counts, the device brings what travels in order, in memory
         // for the most that could.
-        const int64_t k = in.experts.cols(), h = in.rows.cols(), most = place_.numel();
+        const int64_t k = in.experts.cols(), h = in.rows.cols(), most = row_map_.numel();
         const Tensor rows = at_positions(in.rows, most), weights = at_positions(in.weights, most),
                      named = numbers({most, k});
-        ops::experts_of_rows(named, place_, in.experts, each_);
+        ops::experts_of_rows(named, row_map_, in.experts, each_);
         set_split_sizes(read_counts(counts, counted));
         statistics_.counts_of_all(group_);
         statistics_.one_way(group_, split_sizes_.to,
@@ -90,12 +90,12 @@ public:
         in_flight_.work.wait();
         return std::exchange(in_flight_.rows, {});
     }
-    int64_t tokens() const { return place_.rows(); }
+    int64_t tokens() const { return row_map_.rows(); }
     // What was allocated for rows that arrived, here and at home.
     DispatchStatistics::Rows::OfStage rows() const {
         return {.left = split_sizes_.sent(),
                 .arrived = split_sizes_.received(),
-                .most = place_.numel(),
+                .most = row_map_.numel(),
                 .in_buffer = receive_buffer_ && receive_buffer_->bytes() > 0};
     }
 
@@ -116,7 +116,7 @@ public:
     // their order.
     void add_back(Tensor y, InFlight back, const Tensor& residual = {}) const {
         back.work.wait();
-        ops::sum_rows(y, back.rows, place_, residual);
+        ops::sum_rows(y, back.rows, row_map_, residual);
     }
 
 private:
@@ -129,9 +129,9 @@ private:
         const int64_t N = experts.rows(), n = group_.size(), me = group_.rank();
         const Tensor ranks_of = numbers({N, n}), order = numbers({N * n}), all = numbers({n, n}),
                      mine = all.slice(me, me + 1);
-        place_ = numbers({N, n});
+        row_map_ = numbers({N, n});
         ops::ranks_of_experts(ranks_of, experts, each_);
-        ops::sort_by_expert(mine, order, place_, ranks_of);  // a rank here, not an expert
+        ops::sort_by_expert(mine, order, row_map_, ranks_of);  // a rank here, not an expert
         group_.all_gather(all, mine);
         return all;
     }
@@ -162,7 +162,7 @@ private:
     }
     Tensor at_positions(const Tensor& from, int64_t count) const {
         const Tensor rows = activation({count, from.cols()}, from.dtype());
-        ops::scatter_rows(rows, from, place_);
+        ops::scatter_rows(rows, from, row_map_);
         return rows;
     }
 
@@ -172,7 +172,7 @@ private:
     ReceiveBuffer* receive_buffer_;
     std::vector<int32_t> counts_;  // rows from rank r to rank s: r * ranks + s
     SplitSizes split_sizes_;       // this rank's
-    Tensor place_;                 // (N, ranks)
+    Tensor row_map_;               // (N, ranks)
     InFlight in_flight_;
 };
 
@@ -205,20 +205,20 @@ public:
         const RowsWithExperts here = std::exchange(at_, {});
         const ExpertRows in{activation({at_experts_, here.rows.cols()}, here.rows.dtype()),
                             std::exchange(counts_, {}), activation({at_experts_, 1}, DType::fp32)};
-        ops::scatter_rows(in.rows, here.rows, place_);
-        ops::scatter_rows(in.weights, column(here.weights), column(place_));
+        ops::scatter_rows(in.rows, here.rows, row_map_);
+        ops::scatter_rows(in.weights, column(here.weights), column(row_map_));
         return in;
     }
     // What the experts made of a row is added here, so that one row goes back.
     void start_combine(int64_t, ExpertRows rows) override {
         if (rows.weights) {
-            const Tensor weights = activation(place_.shape(), DType::fp32);
-            ops::sum_rows(column(weights), std::exchange(rows.weights, {}), column(place_));
+            const Tensor weights = activation(row_map_.shape(), DType::fp32);
+            ops::sum_rows(column(weights), std::exchange(rows.weights, {}), column(row_map_));
             weights_ =
                 stages_.back().start_combine(DispatchStage::Payload::weights, weights, stream_);
         }
-        const Tensor sums = activation({place_.rows(), rows.rows.cols()}, rows.rows.dtype());
-        ops::sum_rows(sums, std::exchange(rows.rows, {}), place_);
+        const Tensor sums = activation({row_map_.rows(), rows.rows.cols()}, rows.rows.dtype());
+        ops::sum_rows(sums, std::exchange(rows.rows, {}), row_map_);
         rows_ = stages_.back().start_combine(DispatchStage::Payload::rows, sums, stream_);
     }
     void finish_combine(Tensor y, const Tensor& residual) override {
@@ -240,10 +240,10 @@ private:
     }
     // While the rows travel, their order at the experts is found. The host waits for their number.
     void sort(const Tensor& experts) {
-        place_ = activation(experts.shape(), DType::int32);
+        row_map_ = activation(experts.shape(), DType::int32);
         counts_ = Tensor::empty({G_}, DType::int32, Memory::workspace);
-        const Tensor order = activation({place_.numel()}, DType::int32);
-        ops::sort_by_expert(counts_, order, place_, experts);
+        const Tensor order = activation({row_map_.numel()}, DType::int32);
+        ops::sort_by_expert(counts_, order, row_map_, experts);
         const std::vector<int32_t> counts = read_counts(counts_);
         at_experts_ = std::reduce(counts.begin(), counts.end(), int64_t(0));
     }
@@ -254,7 +254,7 @@ private:
             at = stages_[i].finish_dispatch();
         }
         const Tensor drows = activation({at_experts_, at.cols()}, at.dtype());
-        ops::scatter_rows(drows, at, place_);
+        ops::scatter_rows(drows, at, row_map_);
         return drows;
     }
     // Rows that went back over the last stage take the others; what they bring is added to y.
@@ -272,9 +272,9 @@ private:
     int64_t G_;
     DispatchStatistics& statistics_;
     Stream& stream_;
-    RowsWithExperts at_;     // on their way, forward
-    Tensor dy_;              // in backward
-    Tensor place_, counts_;  // (M, k) of the rows that arrived; (G) of each expert
+    RowsWithExperts at_;       // on their way, forward
+    Tensor dy_;                // in backward
+    Tensor row_map_, counts_;  // (M, k) of the rows that arrived; (G) of each expert
     int64_t at_experts_ = 0;
     DispatchStage::InFlight rows_, weights_;  // on their way back
 };

@@ -21,7 +21,7 @@ public:
     // `ep` consists of whole nodes of neighbouring ranks. All ranks call it.
     NodeHops(const Communicator& ep, const Nodes& nodes)
         : size_(nodes.ranks),
-          across_(ep.split(nodes.place_of(ep.rank()), ep.rank(), "across")),
+          across_(ep.split(nodes.index_in_node(ep.rank()), ep.rank(), "across")),
           inside_(ep.split(nodes.node_of(ep.rank()), ep.rank(), "inside")) {}
 
     std::vector<DispatchStage> stages(int64_t experts_of_rank,

@@ -22,19 +22,19 @@ namespace ultrascale::expert_parallel {
 // comes after the combine.
 class DropoutFeedForward : public FeedForward {
 public:
-    DropoutFeedForward(std::unique_ptr<FeedForward> inner, Dropout dropout, std::string place)
-        : inner_(std::move(inner)), dropout_(std::move(dropout)), place_(std::move(place)) {}
+    DropoutFeedForward(std::unique_ptr<FeedForward> inner, Dropout dropout, std::string path)
+        : inner_(std::move(inner)), dropout_(std::move(dropout)), path_(std::move(path)) {}
     Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
                    Context& context) override {
         if (!context.drops()) return inner_->forward(x, residual, saved, context);
         Tensor y = inner_->forward(x, {}, saved, context);
-        dropout_.apply(y, y, place_, context, residual);
+        dropout_.apply(y, y, path_, context, residual);
         return y;
     }
     Tensor backward(const Tensor& dy, Saved& saved, Context& context,
                     WeightGradient when) override {
         const Tensor dropped = activation_like(dy);
-        dropout_.apply(dropped, dy, place_, context);
+        dropout_.apply(dropped, dy, path_, context);
         return inner_->backward(dropped, saved, context, when);
     }
     void backward_weight(Saved& saved, Context& context) override {
@@ -44,7 +44,7 @@ public:
 private:
     std::unique_ptr<FeedForward> inner_;
     Dropout dropout_;
-    std::string place_;
+    std::string path_;
 };
 
 // Sets the feed-forward of the layers with experts, which `make` builds from parts without dropout.

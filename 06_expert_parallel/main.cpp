@@ -59,8 +59,8 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
     const std::unique_ptr<Updater> optimizer = make_updater(parameters, options, mesh, chosen.trap);
     run.load(optimizer->start());
     ChoiceLog choices(shape.config, verify_bounds(options.dtype));
-    experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& places,
-                      const Context& context) { choices.add(layer, chosen, places, context); };
+    experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& row_map,
+                      const Context& context) { choices.add(layer, chosen, row_map, context); };
     TrainingSetup what = training_setup(model, *optimizer);
     what.label = "experts", what.technique = describe(shape.config, chosen, world.size());
     what.layout = {{"ep", chosen.ep}, {"dp", world.size() / chosen.ep}};

@@ -18,11 +18,11 @@ namespace ultrascale::kernels {
 namespace {
 
 // Where a matrix of floats lies.
-struct Place {
+struct TileMap {
     const float* begin;
     int64_t elements;
 
-    explicit Place(const Tensor& matrix)
+    explicit TileMap(const Tensor& matrix)
         : begin(static_cast<const float*>(matrix.data())), elements(matrix.numel()) {}
     bool has(const void* address) const { return address >= begin && address < begin + elements; }
     int64_t index(const void* address) const { return static_cast<const float*>(address) - begin; }
@@ -80,7 +80,7 @@ private:
         std::set<int64_t> brought_;  // columns of A
     };
 
-    const Place C_, A_;
+    const TileMap C_, A_;
     Tiling& tiling_;
     uint32_t blocks_across_ = 0;
 };

@@ -3,7 +3,7 @@
 // What cannot work together is refused.
 #include "compare.h"
 #include "options.h"
-#include "planner/places.h"
+#include "planner/pipeline_ranks.h"
 
 using namespace ultrascale;
 using namespace ultrascale::five_d;
@@ -152,7 +152,7 @@ bool run(const Options& given, Chapter& chapter) {
     chapter.check(options, shape);
     if (!chapter.planner.rehearse.empty()) return rehearse(options, chapter, shape);
     if (options.estimate && chapter.planner.gpus > 0)
-        return print_places(options, shape, chapter.techniques), true;
+        return print_pipeline_ranks(options, shape, chapter.techniques), true;
     if (options.estimate) return print_estimate(options, chapter.techniques, shape), true;
     return train_within_memory(options, [&] { return train(options, chapter.techniques, shape); });
 }

@@ -30,11 +30,11 @@ void print_for(const PlanFor& f, const Options& options) {
                         f.hardware.peak / 1e12));
 }
 
-JsonFields row_of(const Planner& planner, const Ranked& r, int64_t place) {
+JsonFields row_of(const Planner& planner, const Ranked& r, int64_t pp_rank) {
     const Plan& p = r.plan;
     const StepCost& c = r.cost;
     return {{"table", "plan"},
-            {"place", place},
+            {"pp_rank", pp_rank},
             {"dp", p.dp},
             {"tp", p.tp},
             {"cp", p.cp},
@@ -48,7 +48,7 @@ JsonFields row_of(const Planner& planner, const Ranked& r, int64_t place) {
             {"seconds", r.seconds},
             {"mfu", planner.mfu(r)},
             {"memory_bytes", r.memory.most},
-            {"memory_rank", int64_t(r.memory.place)},
+            {"memory_rank", int64_t(r.memory.pp_rank)},
             {"process_bytes", int64_t(double(r.memory.most) + planner.what().hardware.process)},
             {"compute_seconds", c.compute},
             {"tensor_seconds", c.tensor},
@@ -212,22 +212,23 @@ bool print_layout(const PlannerOptions& given, const Options& options, const Ste
     print(fmt::format("  {:.0f} tokens/s per GPU, MFU {:.1f} %",
                       double(plan.sequences() * shape.seq) / r.seconds / double(plan.ranks()),
                       100 * planner.mfu(r)));
-    print("\nmemory by place in the pipeline, GB");
-    print("  place layers  parameters  gradients  optimizer  activations  buffers    all");
-    for (int place = 0; place < plan.pp; ++place) {
-        if (plan.pp > 8 && place > 2 && place < plan.pp - 2 && place != r.memory.place) continue;
-        const MemoryModel::RankMemory held = planner.memory().of(plan, place);
+    print("\nmemory by rank in the pipeline, GB");
+    print("   rank layers  parameters  gradients  optimizer  activations  buffers    all");
+    for (int pp_rank = 0; pp_rank < plan.pp; ++pp_rank) {
+        if (plan.pp > 8 && pp_rank > 2 && pp_rank < plan.pp - 2 && pp_rank != r.memory.pp_rank)
+            continue;
+        const MemoryModel::RankMemory held = planner.memory().of(plan, pp_rank);
         const MemoryEstimate& m = held.memory;
         int64_t layers = 0;
         for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-            const Stage& stage = planner.memory().stages(plan)[size_t(chunk * plan.pp + place)];
+            const Stage& stage = planner.memory().stages(plan)[size_t(chunk * plan.pp + pp_rank)];
             layers += stage.last_layer - stage.first_layer;
         }
         const auto gb = [](int64_t bytes) { return double(bytes) / 1e9; };
         print(fmt::format(
-            "  {:>5} {:>6} {:>11.2f} {:>10.2f} {:>10.2f} {:>12.2f} {:>8.2f} {:>6.2f}{}", place,
+            "  {:>5} {:>6} {:>11.2f} {:>10.2f} {:>10.2f} {:>12.2f} {:>8.2f} {:>6.2f}{}", pp_rank,
             layers, gb(m.parameters), gb(m.gradients), gb(m.optimizer), gb(m.peak_activations),
-            gb(m.peak_communication), gb(held.most), place == r.memory.place ? "  most" : ""));
+            gb(m.peak_communication), gb(held.most), pp_rank == r.memory.pp_rank ? "  most" : ""));
     }
     print(fmt::format("  of {:.1f} GB for tensors: it {}; the process holds {:.2f} GB besides",
                       double(what.limit()) / 1e9,

@@ -32,7 +32,7 @@ inline double between_nodes(const Axes& axes, const std::string& axis, const Nod
               ranks = axes.dp * axes.tp * axes.cp * axes.ep * axes.pp;
     int crossing = 0, all = 0;
     for (int rank = 0; rank < ranks; ++rank) {
-        const int place = rank / step % n, next = rank + ((place + 1) % n - place) * step;
+        const int pp_rank = rank / step % n, next = rank + ((pp_rank + 1) % n - pp_rank) * step;
         ++all, crossing += nodes.between(rank, next);
     }
     return double(crossing) / all;
@@ -78,9 +78,9 @@ public:
         : steps_(options.steps),
           choices_(all.shape.config, what.bounds.value(), all.tokens),
           seen_(watch_rows(all)) {
-        all.experts->log = [this](int64_t layer, const Tensor& chosen, const Tensor& places,
+        all.experts->log = [this](int64_t layer, const Tensor& chosen, const Tensor& row_map,
                                   const Context& context) {
-            choices_.add(layer, chosen, places, context);
+            choices_.add(layer, chosen, row_map, context);
         };
         what.plain_parts = plain_parts(all.shape, all.techniques.experts,
                                        options.grad_accum * all.data_slice().count, choices_);

@@ -65,7 +65,7 @@ public:
         for (const Parameter* parameter : unit.parameters)
             if (contributes(*parameter, pass)) contribute(*parameter);
         for (size_t u : layout_.flats_of(unit))
-            if (const size_t all = layout_[u].places.size(); complete_[u] >= all)
+            if (const size_t all = layout_[u].segments.size(); complete_[u] >= all)
                 complete_[u] -= all, reduce(u);
         if (!reads || (zero_.keep_gathered && !last_)) return;
         const std::vector<size_t> kept = flats_needed(

@@ -16,9 +16,9 @@ inline constexpr int ranks = 4, seq = 16;  // of the square that is shown
 inline constexpr Layout layouts[] = {Layout::contiguous, Layout::zigzag, Layout::striped};
 
 // The rank that has a token.
-inline int rank_of(const SequenceCut& cut, int64_t place) {
+inline int rank_of(const SequenceCut& cut, int64_t position) {
     int rank = 0;
-    while (cut.tokens_before(rank, place + 1) == cut.tokens_before(rank, place)) ++rank;
+    while (cut.tokens_before(rank, position + 1) == cut.tokens_before(rank, position)) ++rank;
     return rank;
 }
 

@@ -20,7 +20,7 @@ struct Input {
 class Dependencies {
 public:
     explicit Dependencies(const Schedule& schedule)
-        : schedule_(schedule), places_(schedule.places()) {}
+        : schedule_(schedule), locations_(schedule.locations()) {}
 
     Chunk chunk(int rank, const Action& action) const {
         return schedule_.chunks[size_t(rank)][size_t(action.chunk)];
@@ -33,12 +33,13 @@ public:
         const int from = forward ? stage - 1 : stage + 1;
         if (action.kind == ActionKind::backward_weight || from < 0 || from == schedule_.stages)
             return std::nullopt;
-        return Input{!forward, action.micro_batch, from, places_[size_t(copy)][size_t(from)].rank};
+        return Input{!forward, action.micro_batch, from,
+                     locations_[size_t(copy)][size_t(from)].rank};
     }
 
 private:
     const Schedule& schedule_;
-    std::vector<std::vector<StagePlace>> places_;
+    std::vector<std::vector<StageLocation>> locations_;
 };
 
 // How many micro-batches' activations a rank holds during each of its actions: from F until D or W

@@ -54,9 +54,9 @@ struct Chunk {
 };
 
 // Where a stage is.
-struct StagePlace {
+struct StageLocation {
     int rank, chunk;
-    bool operator==(const StagePlace&) const = default;
+    bool operator==(const StageLocation&) const = default;
 };
 
 struct Schedule {
@@ -76,10 +76,10 @@ struct Schedule {
     int copy_of(int micro_batch) const {
         return int(int64_t(micro_batch) * copies() / micro_batches);
     }
-    // Where each stage of each copy is: places()[copy][stage].
-    std::vector<std::vector<StagePlace>> places() const {
-        std::vector<std::vector<StagePlace>> found(
-            size_t(copies()), std::vector<StagePlace>(size_t(stages), {-1, -1}));
+    // Where each stage of each copy is: locations()[copy][stage].
+    std::vector<std::vector<StageLocation>> locations() const {
+        std::vector<std::vector<StageLocation>> found(
+            size_t(copies()), std::vector<StageLocation>(size_t(stages), {-1, -1}));
         for (int rank = 0; rank < ranks(); ++rank)
             for (int c = 0; c < int(chunks[size_t(rank)].size()); ++c) {
                 const Chunk& chunk = chunks[size_t(rank)][size_t(c)];

@@ -60,11 +60,11 @@ struct Bubbles {
             costs.stages, [](const StageCost& cost) { return cost.backward_weight == 0; });
         print(fmt::format("\nstage  rank  layers              F ms     {} ms{}", whole ? 'D' : 'B',
                           whole ? "" : "     W ms"));
-        const auto places = schedule.places();
+        const auto locations = schedule.locations();
         for (size_t s = 0; s < stages.size(); ++s) {
             const StageCost& cost = costs.stages[s];
-            std::string ranks = std::to_string(places[0][s].rank);
-            if (places.size() > 1) ranks += fmt::format(",{}", places[1][s].rank);
+            std::string ranks = std::to_string(locations[0][s].rank);
+            if (locations.size() > 1) ranks += fmt::format(",{}", locations[1][s].rank);
             const std::string what = fmt::format(
                 "{}{} to {}{}", stages[s].embedding ? "embedding, " : "", stages[s].first_layer,
                 stages[s].last_layer - 1, stages[s].head ? ", head" : "");

@@ -17,7 +17,7 @@ public:
     ForwardOnly(const Communicator& pp, const Schedule& schedule, RankStages& stages,
                 const StepShape& shape, StreamShape stream_shape = {})
         : pp_(pp),
-          places_(schedule.places().front()),
+          locations_(schedule.locations().front()),
           stages_(stages),
           shape_(shape),
           stream_shape_(std::move(stream_shape)) {
@@ -54,26 +54,26 @@ public:
 
 private:
     Llama* last_model() const {
-        const auto& [rank, chunk] = places_.back();
+        const auto& [rank, chunk] = locations_.back();
         return rank == pp_.rank() ? &stages_.chunk(chunk) : nullptr;
     }
     void through_stages(const Batch& batch, const std::function<Tensor(Llama&, Tensor)>& run) {
         Tensor x;  // (B, T, h)
-        for (size_t s = 0; s < places_.size(); ++s) {
-            if (places_[s].rank != pp_.rank()) continue;
-            const int from = s > 0 ? places_[s - 1].rank : pp_.rank(),
-                      to = s + 1 < places_.size() ? places_[s + 1].rank : pp_.rank();
+        for (size_t s = 0; s < locations_.size(); ++s) {
+            if (locations_[s].rank != pp_.rank()) continue;
+            const int from = s > 0 ? locations_[s - 1].rank : pp_.rank(),
+                      to = s + 1 < locations_.size() ? locations_[s + 1].rank : pp_.rank();
             if (from != pp_.rank()) {
                 x = Tensor::empty(stream_shape_(batch), shape_.model.dtype, Memory::activation);
                 pp_.recv(x, from);
             }
-            x = run(stages_.chunk(places_[s].chunk), std::move(x));
+            x = run(stages_.chunk(locations_[s].chunk), std::move(x));
             if (to != pp_.rank()) pp_.send(std::move(x), to), x = {};
         }
     }
 
     const Communicator& pp_;
-    std::vector<StagePlace> places_;  // of each stage
+    std::vector<StageLocation> locations_;  // of each stage
     RankStages& stages_;
     StepShape shape_;
     StreamShape stream_shape_;

@@ -138,17 +138,17 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     const int rank = int(cluster_rank());
     Work work;
     uint32_t parity = 0;  // of shared.next
-    RingPlace<stages> place;
+    PipelineState<stages> state;
     if (warpgroup == consumers) {
         registers_fewer<producer_registers>();
         if (threadIdx.x % 128 == 0) {
             while (shared.next.read(work, parity)) {
                 const int steps = steps_of(work),
                           want_at = steps > want_before ? steps - want_before : 0;
-                for (int step = 0; step < steps; ++step, place.advance()) {
+                for (int step = 0; step < steps; ++step, state.advance()) {
                     if (step == want_at) shared.next.want();
-                    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-                    request<form>(shared.stage[place.stage], &shared.full[place.stage], &A, &B,
+                    barrier_wait(&shared.empty[state.stage], state.parity ^ 1);
+                    request<form>(shared.stage[state.stage], &shared.full[state.stage], &A, &B,
                                   work, work.k + step * k_step, rank);
                 }
                 if (steps == 0) shared.next.want();
@@ -158,7 +158,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         }
     } else {
         registers_more<consumer_registers>();
-        RingPlace<stages> to_free;
+        PipelineState<stages> to_free;
         const auto free_stage = [&] {
             if (threadIdx.x % 128 < cluster)  // one thread per block
                 barrier_arrive_at(&shared.empty[to_free.stage], threadIdx.x % 128);
@@ -183,9 +183,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                     for (int i = 0; i < 4; ++i) sum[j][i] = 0;
             // Every step, with so many of the sums' tiles.
             const auto all_steps = [&](auto used) {
-                for (int step = 0; step < steps; ++step, place.advance()) {
-                    Stage& stage = shared.stage[place.stage];
-                    barrier_wait(&shared.full[place.stage], place.parity);
+                for (int step = 0; step < steps; ++step, state.advance()) {
+                    Stage& stage = shared.stage[state.stage];
+                    barrier_wait(&shared.full[state.stage], state.parity);
                     if (form == GroupForm::weight && work.k_end - work.k - step * k_step < k_step)
                         clear_after(stage, work.k_end - work.k - step * k_step);
                     if (!idle) {

@@ -105,12 +105,12 @@ void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
     }
 }
 
-void capacity_slots(Tensor place, const Tensor& experts, const Tensor& sorted_order,
-                    const Tensor& sorted_place, const Tensor& counts, int64_t capacity,
+void capacity_slots(Tensor row_map, const Tensor& experts, const Tensor& sorted_order,
+                    const Tensor& sorted_row_map, const Tensor& counts, int64_t capacity,
                     const Tensor& weights) {
-    const int64_t R = choices_of_slots(place, experts, sorted_order, sorted_place, weights);
-    const OpSpan span("capacity_slots", 0, bytes_of(place, experts, sorted_order));
-    std::fill_n(place.as<int32_t>(), R, -1);
+    const int64_t R = choices_of_slots(row_map, experts, sorted_order, sorted_row_map, weights);
+    const OpSpan span("capacity_slots", 0, bytes_of(row_map, experts, sorted_order));
+    std::fill_n(row_map.as<int32_t>(), R, -1);
     const int32_t* const sorted = sorted_order.as<int32_t>();
     int64_t first = 0;
     for (int64_t e = 0; e < counts.numel(); ++e) {
@@ -121,7 +121,7 @@ void capacity_slots(Tensor place, const Tensor& experts, const Tensor& sorted_or
                 return weights.as<float>()[a] > weights.as<float>()[b];
             });
         for (int64_t i = 0; i < std::min(n, capacity); ++i)
-            place.as<int32_t>()[rows[size_t(i)]] = int32_t(e * capacity + i);
+            row_map.as<int32_t>()[rows[size_t(i)]] = int32_t(e * capacity + i);
         first += n;
     }
 }

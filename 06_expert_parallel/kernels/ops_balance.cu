@@ -104,29 +104,29 @@ __global__ void z_gradient(float* dlogits, const float* logits, int64_t N, int E
 
 // A thread for each choice finds its expert's first row, and with weights how many rows of the
 // expert come before it.
-__global__ void slots(int32_t* place, const int32_t* experts, const int32_t* sorted_order,
-                      const int32_t* sorted_place, const int32_t* counts, const float* weights,
+__global__ void slots(int32_t* row_map, const int32_t* experts, const int32_t* sorted_order,
+                      const int32_t* sorted_row_map, const int32_t* counts, const float* weights,
                       int64_t R, int64_t C) {
     const int64_t i = int64_t(blockIdx.x) * threads + threadIdx.x;
     if (i >= R) return;
     const int e = experts[i];
     if (e < 0) {
-        place[i] = -1;
+        row_map[i] = -1;
         return;
     }
     int64_t first = 0;
     for (int before = 0; before < e; ++before) first += counts[before];
-    int64_t slot = sorted_place[i] - first;
+    int64_t slot = sorted_row_map[i] - first;
     if (weights) {
         const float own = weights[i];
-        const int64_t here = sorted_place[i];
+        const int64_t here = sorted_row_map[i];
         slot = 0;
         for (int64_t r = first; r < first + counts[e]; ++r) {
             const float other = weights[sorted_order[r]];
             slot += other > own || (other == own && r < here);
         }
     }
-    place[i] = slot < C ? int32_t(int64_t(e) * C + slot) : -1;
+    row_map[i] = slot < C ? int32_t(int64_t(e) * C + slot) : -1;
 }
 
 unsigned blocks(int64_t n) { return unsigned(ceil_div(n, threads)); }
@@ -178,14 +178,14 @@ void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor) {
     (data<float>(dlogits), data<const float>(logits), logits.rows(), int(logits.cols()), factor);
 }
 
-void capacity_slots(Tensor place, const Tensor& experts, const Tensor& sorted_order,
-                    const Tensor& sorted_place, const Tensor& counts, int64_t capacity,
+void capacity_slots(Tensor row_map, const Tensor& experts, const Tensor& sorted_order,
+                    const Tensor& sorted_row_map, const Tensor& counts, int64_t capacity,
                     const Tensor& weights) {
-    const int64_t R = choices_of_slots(place, experts, sorted_order, sorted_place, weights);
-    const OpSpan span("capacity_slots", 0, bytes_of(place, experts, sorted_order));
+    const int64_t R = choices_of_slots(row_map, experts, sorted_order, sorted_row_map, weights);
+    const OpSpan span("capacity_slots", 0, bytes_of(row_map, experts, sorted_order));
     LAUNCH(slots, blocks(R), threads, 0)
-    (data<int32_t>(place), data<const int32_t>(experts), data<const int32_t>(sorted_order),
-     data<const int32_t>(sorted_place), data<const int32_t>(counts),
+    (data<int32_t>(row_map), data<const int32_t>(experts), data<const int32_t>(sorted_order),
+     data<const int32_t>(sorted_row_map), data<const int32_t>(counts),
      weights ? data<const float>(weights) : nullptr, R, capacity);
 }
 

@@ -30,12 +30,12 @@ void z_loss(Tensor total, const Tensor& logits);
 // dlogits (N, E) fp32 += factor * the gradient of that sum.
 void z_loss_backward(Tensor dlogits, const Tensor& logits, float factor);
 
-// Rows for experts of a fixed capacity C: place (N, k) int32 = e C + i for a token's choice of
+// Rows for experts of a fixed capacity C: row_map (N, k) int32 = e C + i for a token's choice of
 // expert e that is the expert's i-th row, or -1 where it already has C rows. sorted_order,
-// sorted_place and counts are sort_by_expert's of `experts` (N, k). An expert's rows are in the
+// sorted_row_map and counts are sort_by_expert's of `experts` (N, k). An expert's rows are in the
 // order of tokens, or with weights (N, k) fp32 the largest first, of equals the earlier token.
-void capacity_slots(Tensor place, const Tensor& experts, const Tensor& sorted_order,
-                    const Tensor& sorted_place, const Tensor& counts, int64_t capacity,
+void capacity_slots(Tensor row_map, const Tensor& experts, const Tensor& sorted_order,
+                    const Tensor& sorted_row_map, const Tensor& counts, int64_t capacity,
                     const Tensor& weights = {});
 
 }  // namespace ultrascale::ops

@@ -27,11 +27,11 @@ inline void check_z_loss(const Tensor& dlogits, const Tensor& logits) {
     check(dlogits.numel() == logits.numel(), "z_loss_backward: dlogits and logits (N, E)");
 }
 // Returns the number of choices, N k.
-inline int64_t choices_of_slots(const Tensor& place, const Tensor& experts,
-                                const Tensor& sorted_order, const Tensor& sorted_place,
+inline int64_t choices_of_slots(const Tensor& row_map, const Tensor& experts,
+                                const Tensor& sorted_order, const Tensor& sorted_row_map,
                                 const Tensor& weights) {
     const int64_t R = experts.numel();
-    check(place.numel() == R && sorted_order.numel() == R && sorted_place.numel() == R &&
+    check(row_map.numel() == R && sorted_order.numel() == R && sorted_row_map.numel() == R &&
               (!weights || weights.numel() == R),
           "capacity_slots: counts (E), all else (N, k)");
     return R;

@@ -3,7 +3,7 @@
 //
 //     logits (N, E)
 //       |  router_forward       experts, weights (N, k)
-//       v  sort_by_expert       counts (E), order (R), place (N, k)
+//       v  sort_by_expert       counts (E), order (R), row_map (N, k)
 //     x (N, h) -- scatter_rows -> rows (R, h)  -- grouped_matmul, swiglu, grouped_matmul --.
 //     y (N, h) <-- sum_rows ----- rows (R, h)  <-------------------------------------------'
 //
@@ -32,28 +32,30 @@ void router_backward(Tensor dlogits, const Tensor& dweights, const Tensor& score
 
 // ---- rows by expert -----------------------------------------------------------------------------
 // A stable sort of the R = N k choices by expert: counts (E) int32 rows for each expert; order (R)
-// int32, for each sorted row its choice n k + j; place (N, k) int32, the inverse. A choice of
-// expert -1 is dropped: its place is -1 and it has no row, so the last rows of order are unused:
-// they are 0. x's rows in this order: scatter_rows(rows, x, place).
-void sort_by_expert(Tensor counts, Tensor order, Tensor place, const Tensor& experts);
+// int32, for each sorted row its choice n k + j; row_map (N, k) int32, the inverse. A choice of
+// expert -1 is dropped: its row_map is -1 and it has no row, so the last rows of order are unused:
+// they are 0. x's rows in this order: scatter_rows(rows, x, row_map).
+void sort_by_expert(Tensor counts, Tensor order, Tensor row_map, const Tensor& experts);
 
-// rows(place(n, j)) = x(n): a token's row goes to each of its choices' places. x (N, h); place (N,
-// k) int32: -1 is none, and no place occurs twice. Rows (R, h) at no place keep what they hold.
-void scatter_rows(Tensor rows, const Tensor& x, const Tensor& place);
-// y (N, h) = residual + sum over j, in order, of rows(place(n, j)); added in fp32 and rounded once.
-// A place of -1 adds nothing; residual may be empty, or y. Each of the two is the other's backward.
-void sum_rows(Tensor y, const Tensor& rows, const Tensor& place, const Tensor& residual = {});
+// rows(row_map(n, j)) = x(n): a token's row goes to the row of each of its choices. x (N, h); row_map
+// (N, k) int32: -1 is none, and no row occurs twice. Rows (R, h) that it does not name keep what
+// they hold.
+void scatter_rows(Tensor rows, const Tensor& x, const Tensor& row_map);
+// y (N, h) = residual + sum over j, in order, of rows(row_map(n, j)); added in fp32 and rounded
+// once. A row_map of -1 adds nothing; residual may be empty, or y. Each of the two is the other's
+// backward.
+void sum_rows(Tensor y, const Tensor& rows, const Tensor& row_map, const Tensor& residual = {});
 
 // ---- one row for each rank ----------------------------------------------------------------------
 // Neighbouring experts are on one rank, `each` of them on every rank. A token's row goes once to
 // each rank that has experts of its choice.
 //
 // ranks (N, n) int32: r in column r if one of the token's experts is on rank r, else -1. experts
-// (N, k) int32; one of -1 is nowhere. sort_by_expert then finds the rows' places (N, n).
+// (N, k) int32; one of -1 is nowhere. sort_by_expert then finds row_map (N, n).
 void ranks_of_experts(Tensor ranks, const Tensor& experts, int64_t each);
-// named (S, k) int32: the experts of the row at place(t, r), counted from the first one of rank r,
-// and -1 in the columns of experts that are on other ranks.
-void experts_of_rows(Tensor named, const Tensor& place, const Tensor& experts, int64_t each);
+// named (S, k) int32: the experts of the row at row_map(t, r), counted from the first one of rank
+// r, and -1 in the columns of experts that are on other ranks.
+void experts_of_rows(Tensor named, const Tensor& row_map, const Tensor& experts, int64_t each);
 
 // ---- products in groups -------------------------------------------------------------------------
 // Rows are in groups of neighbours: counts (G) int32 on the device says how many each has, in

@@ -25,15 +25,15 @@ void ranks_of_experts(Tensor ranks, const Tensor& experts, int64_t each) {
         }
 }
 
-void experts_of_rows(Tensor named, const Tensor& place, const Tensor& experts, int64_t each) {
-    const RankSizes sizes = named_sizes(named, place, experts, each);
-    OpSpan span("experts_of_rows", 0, bytes_of(named, place, experts));
-    const int32_t *expert = experts.as<int32_t>(), *at = place.as<int32_t>();
+void experts_of_rows(Tensor named, const Tensor& row_map, const Tensor& experts, int64_t each) {
+    const RankSizes sizes = named_sizes(named, row_map, experts, each);
+    OpSpan span("experts_of_rows", 0, bytes_of(named, row_map, experts));
+    const int32_t *expert = experts.as<int32_t>(), *at = row_map.as<int32_t>();
     int32_t* const names = named.as<int32_t>();
     for (int64_t t = 0; t < sizes.N; ++t, expert += sizes.k)
         for (int64_t r = 0; r < sizes.ranks; ++r) {
             const int64_t row = at[t * sizes.ranks + r];
-            check(row < named.rows(), "experts_of_rows: a place outside of named");
+            check(row < named.rows(), "experts_of_rows: a row outside of named");
             for (int64_t j = 0; j < sizes.k && row >= 0; ++j)
                 names[row * sizes.k + j] =
                     is_on(r, expert[j], each) ? int32_t(expert[j] - r * each) : -1;

@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(threads) find_ranks(int32_t* to, const Pairs p
 }
 
 __global__ void __launch_bounds__(threads)
-    name_experts(int32_t* named, const int32_t* place, const Pairs pairs) {
+    name_experts(int32_t* named, const int32_t* row_map, const Pairs pairs) {
     const int64_t i = pairs.here();
-    if (i >= pairs.count || place[i] < 0) return;
-    for (int j = 0; j < pairs.k; ++j) named[int64_t(place[i]) * pairs.k + j] = pairs.expert(i, j);
+    if (i >= pairs.count || row_map[i] < 0) return;
+    for (int j = 0; j < pairs.k; ++j) named[int64_t(row_map[i]) * pairs.k + j] = pairs.expert(i, j);
 }
 
 Pairs pairs_of(const Tensor& experts, const RankSizes& sizes, int64_t each) {
@@ -54,11 +54,11 @@ void ranks_of_experts(Tensor ranks, const Tensor& experts, int64_t each) {
     (ranks.as<int32_t>(), pairs);
 }
 
-void experts_of_rows(Tensor named, const Tensor& place, const Tensor& experts, int64_t each) {
-    const Pairs pairs = pairs_of(experts, named_sizes(named, place, experts, each), each);
-    OpSpan span("experts_of_rows", 0, bytes_of(named, place, experts));
+void experts_of_rows(Tensor named, const Tensor& row_map, const Tensor& experts, int64_t each) {
+    const Pairs pairs = pairs_of(experts, named_sizes(named, row_map, experts, each), each);
+    OpSpan span("experts_of_rows", 0, bytes_of(named, row_map, experts));
     if (pairs.count > 0) LAUNCH(name_experts, unsigned(ceil_div(pairs.count, threads)), threads, 0)
-    (named.as<int32_t>(), place.as<int32_t>(), pairs);
+    (named.as<int32_t>(), row_map.as<int32_t>(), pairs);
 }
 
 }  // namespace ultrascale::ops

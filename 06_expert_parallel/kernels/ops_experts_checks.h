@@ -45,20 +45,20 @@ inline RouterSizes router_backward_sizes(const Tensor& dlogits, const Tensor& dw
     return n;
 }
 
-inline void check_sort(const Tensor& counts, const Tensor& order, const Tensor& place,
+inline void check_sort(const Tensor& counts, const Tensor& order, const Tensor& row_map,
                        const Tensor& experts) {
     check(counts.dtype() == DType::int32 && order.dtype() == DType::int32 &&
-              place.dtype() == DType::int32 && experts.dtype() == DType::int32,
+              row_map.dtype() == DType::int32 && experts.dtype() == DType::int32,
           "sort_by_expert: int32");
-    check(order.numel() == experts.numel() && place.numel() == experts.numel(),
-          "sort_by_expert: order (R) and place (N, k) have an element for each choice");
+    check(order.numel() == experts.numel() && row_map.numel() == experts.numel(),
+          "sort_by_expert: order (R) and row_map (N, k) have an element for each choice");
     check(counts.numel() >= 1 && counts.numel() <= most_experts, "sort_by_expert: 1 to 1024");
 }
 
 struct RankSizes {
     int64_t N, ranks, k;
 };
-// by_rank: ranks of ranks_of_experts, place of experts_of_rows
+// by_rank: ranks of ranks_of_experts, row_map of experts_of_rows
 inline RankSizes rank_sizes(const Tensor& by_rank, const Tensor& experts, int64_t each) {
     const RankSizes n = {experts.rows(), by_rank.cols(), experts.cols()};
     check(by_rank.dtype() == DType::int32 && experts.dtype() == DType::int32,
@@ -68,28 +68,28 @@ inline RankSizes rank_sizes(const Tensor& by_rank, const Tensor& experts, int64_
     check(each >= 1, "ranks_of_experts, experts_of_rows: a rank has experts");
     return n;
 }
-inline RankSizes named_sizes(const Tensor& named, const Tensor& place, const Tensor& experts,
+inline RankSizes named_sizes(const Tensor& named, const Tensor& row_map, const Tensor& experts,
                              int64_t each) {
-    const RankSizes n = rank_sizes(place, experts, each);
+    const RankSizes n = rank_sizes(row_map, experts, each);
     check(named.dtype() == DType::int32 && named.cols() == n.k,
           "experts_of_rows: named is (S, k) int32");
     return n;
 }
 
-struct PlaceSizes {
+struct RowMapSizes {
     int64_t N, k, R, h;
 };
 // tokens: y of sum_rows, x of scatter_rows
-inline PlaceSizes place_sizes(const Tensor& tokens, const Tensor& rows, const Tensor& place) {
-    const PlaceSizes n = {place.rows(), place.cols(), rows.rows(), rows.cols()};
-    check(place.dtype() == DType::int32, "sum_rows, scatter_rows: place is int32");
+inline RowMapSizes row_map_sizes(const Tensor& tokens, const Tensor& rows, const Tensor& row_map) {
+    const RowMapSizes n = {row_map.rows(), row_map.cols(), rows.rows(), rows.cols()};
+    check(row_map.dtype() == DType::int32, "sum_rows, scatter_rows: row_map is int32");
     check(tokens.dtype() == rows.dtype() && tokens.numel() == n.N * n.h,
           "sum_rows, scatter_rows: a token's row is like one of rows");
     return n;
 }
-inline PlaceSizes sum_rows_sizes(const Tensor& y, const Tensor& rows, const Tensor& place,
-                                 const Tensor& residual) {
-    const PlaceSizes n = place_sizes(y, rows, place);
+inline RowMapSizes sum_rows_sizes(const Tensor& y, const Tensor& rows, const Tensor& row_map,
+                                  const Tensor& residual) {
+    const RowMapSizes n = row_map_sizes(y, rows, row_map);
     check(!residual || (residual.numel() == n.N * n.h && residual.dtype() == y.dtype()),
           "sum_rows: residual is (N, h)");
     return n;

@@ -4,12 +4,12 @@
 
 namespace ultrascale::ops {
 
-void sort_by_expert(Tensor counts, Tensor order, Tensor place, const Tensor& experts) {
-    check_sort(counts, order, place, experts);
-    OpSpan span("sort_by_expert", 0, bytes_of(counts, order, place, experts, experts));
+void sort_by_expert(Tensor counts, Tensor order, Tensor row_map, const Tensor& experts) {
+    check_sort(counts, order, row_map, experts);
+    OpSpan span("sort_by_expert", 0, bytes_of(counts, order, row_map, experts, experts));
     const int64_t R = experts.numel(), E = counts.numel();
     const int32_t* expert = experts.as<int32_t>();
-    int32_t *count = counts.as<int32_t>(), *to = place.as<int32_t>(), *from = order.as<int32_t>();
+    int32_t *count = counts.as<int32_t>(), *to = row_map.as<int32_t>(), *from = order.as<int32_t>();
     std::fill(count, count + E, 0);
     for (int64_t i = 0; i < R; ++i) {
         check(expert[i] >= -1 && expert[i] < E, "sort_by_expert: an expert that does not exist");

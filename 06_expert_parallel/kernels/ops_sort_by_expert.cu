@@ -3,7 +3,7 @@
 //
 //     count   how many choices of each expert a block has                 (blocks, E)
 //     add up  over the blocks and the experts before:   where a block's rows begin
-//     place   the same walk again: place = begin + rank within the block
+//     fill    the same walk again: row = begin + rank within the block
 //
 // Each choice is read twice and written twice: 16 bytes, where a row has thousands.
 #include "cuda/ops_common.cuh"
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(1024)
 }
 
 __global__ void __launch_bounds__(threads)
-    place(int32_t* order, int32_t* places, const int32_t* begin, const int32_t* total,
-          const Sort s) {
+    fill(int32_t* order, int32_t* row_map, const int32_t* begin, const int32_t* total,
+         const Sort s) {
     DYNAMIC_SHARED(int, counts);  // (warps, E + 1)
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
     int* const next = counts + warp * (s.E + 1);
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(threads)
         if (lane == __ffs(int(same)) - 1) next[e] += __popc(same);
         __syncwarp();
         if (i >= s.R) continue;
-        places[i] = e < s.E ? to : -1;
+        row_map[i] = e < s.E ? to : -1;
         if (e < s.E) order[to] = int32_t(i);
         if (i >= rows) order[i] = 0;  // no row: whoever gathers may read row 0
     }
@@ -129,16 +129,16 @@ __global__ void __launch_bounds__(threads)
 
 }  // namespace
 
-void sort_by_expert(Tensor counts, Tensor order, Tensor places, const Tensor& experts) {
-    check_sort(counts, order, places, experts);
-    OpSpan span("sort_by_expert", 0, bytes_of(counts, order, places, experts, experts));
+void sort_by_expert(Tensor counts, Tensor order, Tensor row_map, const Tensor& experts) {
+    check_sort(counts, order, row_map, experts);
+    OpSpan span("sort_by_expert", 0, bytes_of(counts, order, row_map, experts, experts));
     Sort s = {.experts = experts.as<int32_t>(),
               .R = experts.numel(),
               .E = int(counts.numel()),
               .bits = 0,
               .rounds = 0};
     if (s.R == 0) return device_zero(counts.data(), counts.bytes());
-    check(s.R < int64_t(1) << 31, "sort_by_expert: places are 32-bit numbers");
+    check(s.R < int64_t(1) << 31, "sort_by_expert: rows are 32-bit numbers");
     while (1 << s.bits <= s.E) ++s.bits;  // E itself is a number, too
     // At most 128 blocks: one thread adds up a whole column of them.
     s.rounds = int(std::max<int64_t>(4, ceil_div(s.R, 128 * threads)));
@@ -149,8 +149,8 @@ void sort_by_expert(Tensor counts, Tensor order, Tensor places, const Tensor& ex
     LAUNCH(count, unsigned(blocks), threads, shared)(begin.as<int32_t>(), s);
     LAUNCH(add_up, 1, 1024, 0)
     (counts.as<int32_t>(), begin.as<int32_t>(), total.as<int32_t>(), int(blocks), s.E);
-    LAUNCH(place, unsigned(blocks), threads, shared)
-    (order.as<int32_t>(), places.as<int32_t>(), begin.as<int32_t>(), total.as<int32_t>(), s);
+    LAUNCH(fill, unsigned(blocks), threads, shared)
+    (order.as<int32_t>(), row_map.as<int32_t>(), begin.as<int32_t>(), total.as<int32_t>(), s);
 }
 
 }  // namespace ultrascale::ops

@@ -143,7 +143,7 @@ private:
     }
     Ledger forward_by_choice(bool keeps) const {
         const double n = double(rows_.chunks.size());
-        Ledger l(router(keeps) + choice_);  // and the places
+        Ledger l(router(keeps) + choice_);  // and row_map
         l.take(leave() * (row_ + 4));
         l.brief(choice_ / n);  // the order of a chunk
         if (travels_) l.take(chunk(0) * (row_ + 4));
@@ -170,7 +170,7 @@ private:
     // The plain dispatch: rows travel first, then their weights, and nothing beside them.
     Ledger plain_forward(bool keeps) const {
         const double R = double(rows_.at_experts), home = leave() * row_;
-        Ledger l(router(keeps) + choice_);  // and the places
+        Ledger l(router(keeps) + choice_);  // and row_map
         l.brief(choice_);                   // the order
         for (const double size : {row_, 4.0}) {
             l.take(leave() * size), l.take(R * size), l.free(leave() * size);

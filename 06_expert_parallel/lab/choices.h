@@ -15,12 +15,12 @@ public:
         : shared_(shared), k_(config.experts.router.top_k), plain_(bounds.choice_limit) {}
     OneDeviceChoices& plain() { return plain_; }
 
-    // A layer's experts (N, k) in a forward, and their places (6_dispatch.h).
-    void add(int64_t layer, const Tensor& experts, const Tensor& places, const Context& context) {
+    // A layer's experts (N, k) in a forward, and their rows (6_dispatch.h).
+    void add(int64_t layer, const Tensor& experts, const Tensor& row_map, const Context& context) {
         if (step_ >= watched_ || !context.training || context.recomputing) return;
         std::vector<int32_t> chosen = experts.to_host<int32_t>();
         const std::vector<int32_t> at =
-            places ? places.to_host<int32_t>() : std::vector<int32_t>(chosen.size(), 0);
+            row_map ? row_map.to_host<int32_t>() : std::vector<int32_t>(chosen.size(), 0);
         for (size_t i = 0; i < chosen.size(); ++i)
             if (at[i] < 0) chosen[i] = ~chosen[i];
         const int64_t T = context.batch.sample_length();

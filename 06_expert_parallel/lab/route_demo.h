@@ -53,7 +53,7 @@ public:
             for (int n = 0; n < tokens; ++n)
                 for (int j = 0; j < k; ++j)
                     if (routes_[size_t(n)].experts[size_t(j)] == e) {
-                        place_[n * k + j] = int(sorted_.size());
+                        row_map_[n * k + j] = int(sorted_.size());
                         sorted_.push_back({first() + n, {float(first() + n), 1}});
                         ++counts_[e];
                     }
@@ -125,7 +125,7 @@ public:
             double factor = 0;
             text += fmt::format("y{} =", first() + n);
             for (size_t j = 0; j < k; ++j) {
-                const Row& row = back[size_t(place_[size_t(n * k) + j])];
+                const Row& row = back[size_t(row_map_[size_t(n * k) + j])];
                 for (int i = 0; i < 2; ++i) y[i] += float(route.weights[j]) * row.x[i];
                 factor += route.weights[j] * (route.experts[j] + 1);
                 text += fmt::format("{} {:.2f}*({:g}, {:g})", j == 0 ? "" : " +", route.weights[j],
@@ -157,14 +157,14 @@ private:
                      scores = empty({tokens, experts}, DType::fp32),
                      counts = empty({experts}, DType::int32),
                      order = empty({tokens * k}, DType::int32),
-                     place = empty({tokens, k}, DType::int32);
+                     row_map = empty({tokens, k}, DType::int32);
         ops::router_forward(chosen, weights, scores, in, {}, settings);
-        ops::sort_by_expert(counts, order, place, chosen);
-        const std::vector<int32_t> e = chosen.to_host<int32_t>(), p = place.to_host<int32_t>();
+        ops::sort_by_expert(counts, order, row_map, chosen);
+        const std::vector<int32_t> e = chosen.to_host<int32_t>(), p = row_map.to_host<int32_t>();
         const std::vector<float> w = weights.to_host<float>();
         bool same = true;
         for (size_t i = 0; i < e.size(); ++i)
-            same = same && e[i] == routes_[i / k].experts[i % k] && p[i] == place_[i] &&
+            same = same && e[i] == routes_[i / k].experts[i % k] && p[i] == row_map_[i] &&
                    std::abs(double(w[i]) - routes_[i / k].weights[i % k]) < 1e-6;
         return same;
     }
@@ -172,7 +172,7 @@ private:
     int rank_;
     std::vector<Route> routes_;
     Rows sorted_;
-    int place_[tokens * k] = {}, counts_[experts] = {};
+    int row_map_[tokens * k] = {}, counts_[experts] = {};
     std::vector<Rows> results_;
     bool agrees_ = false;
 };

@@ -43,7 +43,7 @@ public:
                     "same with nothing that overlaps; rank: one copy to each rank that has some "
                     "of them")
             .only_if([this] { return experts_.capacity_factor == 0; },
-                     "with --capacity-factor every expert has places of its own");
+                     "with --capacity-factor every expert has rows of its own");
         options
             .add("--max-nodes", experts_.max_nodes,
                  "A token chooses experts on at most so many nodes (--node-size), and its row "

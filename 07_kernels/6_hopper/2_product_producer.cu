@@ -55,13 +55,13 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
     }
     __syncthreads();
 
-    RingPlace<stages> place;
+    PipelineState<stages> state;
     if (warpgroup == consumers) {  // the producer: the last warp, of which one thread is enough
         if (threadIdx.x % 32 != 0) return;
-        for (int k = 0; k < K; k += k_step, place.advance()) {
-            Stage& stage = shared.stage[place.stage];
-            Barrier* const full = &shared.full[place.stage];
-            barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+        for (int k = 0; k < K; k += k_step, state.advance()) {
+            Stage& stage = shared.stage[state.stage];
+            Barrier* const full = &shared.full[state.stage];
+            barrier_wait(&shared.empty[state.stage], state.parity ^ 1);
             barrier_arrive_expect(full, sizeof(Stage));
             tma_load(stage.a, &A, full, k, row0);
             tma_load(stage.b, &B, full, k, column0);
@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
     }
 
     float sum[tile_columns / 8][4];
-    for (int k = 0; k < K; k += k_step, place.advance()) {
-        const Stage& stage = shared.stage[place.stage];
-        barrier_wait(&shared.full[place.stage], place.parity);
+    for (int k = 0; k < K; k += k_step, state.advance()) {
+        const Stage& stage = shared.stage[state.stage];
+        barrier_wait(&shared.full[state.stage], state.parity);
         wgmma_fence();
 #pragma unroll
         for (int k16 = 0; k16 < k_step / 16; ++k16)
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(threads, blocks_per_sm)
                   k + k16 > 0);
         wgmma_commit();
         wgmma_wait<0>(sum);
-        if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[place.stage]);
+        if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[state.stage]);
     }
     store_sums(C, M, N, row0 + warpgroup * 64, column0, sum);
 }

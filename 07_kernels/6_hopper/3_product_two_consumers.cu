@@ -63,14 +63,14 @@ __global__ void __launch_bounds__(threads, 1)
     }
     __syncthreads();
 
-    RingPlace<stages> place;
+    PipelineState<stages> state;
     if (warpgroup == consumers) {
         registers_fewer<producer_registers>();
         if (threadIdx.x % 128 == 0)
-            for (int step = 0; step < steps; ++step, place.advance()) {
-                Stage& stage = shared.stage[place.stage];
-                Barrier* const full = &shared.full[place.stage];
-                barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+            for (int step = 0; step < steps; ++step, state.advance()) {
+                Stage& stage = shared.stage[state.stage];
+                Barrier* const full = &shared.full[state.stage];
+                barrier_wait(&shared.empty[state.stage], state.parity ^ 1);
                 barrier_arrive_expect(full, sizeof(Stage));
                 tma_load(stage.a, &A, full, step * k_step, row0);
                 tma_load(stage.b, &B, full, step * k_step, column0);
@@ -78,10 +78,10 @@ __global__ void __launch_bounds__(threads, 1)
     } else {
         registers_more<consumer_registers>();
         float sum[tile_columns / 8][4];
-        RingPlace<stages> to_free;  // the first stage that is not yet free again
-        for (int step = 0; step < steps; ++step, place.advance()) {
-            const Stage& stage = shared.stage[place.stage];
-            barrier_wait(&shared.full[place.stage], place.parity);
+        PipelineState<stages> to_free;  // the first stage that is not yet free again
+        for (int step = 0; step < steps; ++step, state.advance()) {
+            const Stage& stage = shared.stage[state.stage];
+            barrier_wait(&shared.full[state.stage], state.parity);
             wgmma_fence();
 #pragma unroll
             for (int k16 = 0; k16 < k_step / 16; ++k16)

@@ -56,16 +56,16 @@ __global__ void __launch_bounds__(threads, 1)
     }
     __syncthreads();
 
-    RingPlace<stages> place;
+    PipelineState<stages> state;
     if (warpgroup == consumers) {
         registers_fewer<producer_registers>();
         if (threadIdx.x % 128 == 0)
             for (int index = int(blockIdx.x); index < down * across; index += int(gridDim.x)) {
                 const Tile tile = tile_at(index, down, across, tiles_below);
-                for (int step = 0; step < steps; ++step, place.advance()) {
-                    Stage& stage = shared.stage[place.stage];
-                    Barrier* const full = &shared.full[place.stage];
-                    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+                for (int step = 0; step < steps; ++step, state.advance()) {
+                    Stage& stage = shared.stage[state.stage];
+                    Barrier* const full = &shared.full[state.stage];
+                    barrier_wait(&shared.empty[state.stage], state.parity ^ 1);
                     barrier_arrive_expect(full, sizeof(Stage));
                     tma_load(stage.a, &A, full, step * k_step, tile.row * tile_rows);
                     tma_load(stage.b, &B, full, step * k_step, tile.column * tile_columns);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(threads, 1)
             }
     } else {
         registers_more<consumer_registers>();
-        RingPlace<stages> to_free;
+        PipelineState<stages> to_free;
         const auto free_stage = [&] {
             if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[to_free.stage]);
             to_free.advance();
@@ -81,9 +81,9 @@ __global__ void __launch_bounds__(threads, 1)
         for (int index = int(blockIdx.x); index < down * across; index += int(gridDim.x)) {
             const Tile tile = tile_at(index, down, across, tiles_below);
             float sum[tile_columns / 8][4];
-            for (int step = 0; step < steps; ++step, place.advance()) {
-                const Stage& stage = shared.stage[place.stage];
-                barrier_wait(&shared.full[place.stage], place.parity);
+            for (int step = 0; step < steps; ++step, state.advance()) {
+                const Stage& stage = shared.stage[state.stage];
+                barrier_wait(&shared.full[state.stage], state.parity);
                 wgmma_fence();
 #pragma unroll
                 for (int k16 = 0; k16 < k_step / 16; ++k16)

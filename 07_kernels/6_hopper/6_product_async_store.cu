@@ -63,18 +63,18 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     }
     cluster_sync();
 
-    RingPlace<stages> place;
+    PipelineState<stages> state;
     if (warpgroup == consumers) {
         registers_fewer<producer_registers>();
         if (threadIdx.x % 128 == 0)
             for (int index = first; index < down * across; index += clusters) {
                 const Tile tile = tile_at(index, down, across, tiles_below);
                 const bool backwards = index / clusters % 2 == 1;
-                for (int step = 0; step < steps; ++step, place.advance()) {
-                    Stage& stage = shared.stage[place.stage];
-                    Barrier* const full = &shared.full[place.stage];
+                for (int step = 0; step < steps; ++step, state.advance()) {
+                    Stage& stage = shared.stage[state.stage];
+                    Barrier* const full = &shared.full[state.stage];
                     const int k = (backwards ? steps - 1 - step : step) * k_step;
-                    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+                    barrier_wait(&shared.empty[state.stage], state.parity ^ 1);
                     barrier_arrive_expect(full, sizeof(Stage));
                     tma_load(stage.a, &A, full, k, (tile.row * cluster + rank) * tile_rows);
                     tma_load_multicast(stage.b + rank * b_rows * k_step, &B, full,
@@ -84,7 +84,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             }
     } else {
         registers_more<consumer_registers>();
-        RingPlace<stages> to_free;
+        PipelineState<stages> to_free;
         const auto free_stage = [&] {
             if (threadIdx.x % 128 < cluster)
                 barrier_arrive_at(&shared.empty[to_free.stage],
@@ -94,9 +94,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         for (int index = first; index < down * across; index += clusters) {
             const Tile tile = tile_at(index, down, across, tiles_below);
             float sum[tile_columns / 8][4];
-            for (int step = 0; step < steps; ++step, place.advance()) {
-                const Stage& stage = shared.stage[place.stage];
-                barrier_wait(&shared.full[place.stage], place.parity);
+            for (int step = 0; step < steps; ++step, state.advance()) {
+                const Stage& stage = shared.stage[state.stage];
+                barrier_wait(&shared.full[state.stage], state.parity);
                 wgmma_fence();
 #pragma unroll
                 for (int k16 = 0; k16 < k_step / 16; ++k16)

@@ -69,16 +69,16 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     }
     cluster_sync();
 
-    RingPlace<stages> place;
+    PipelineState<stages> state;
     if (warpgroup == consumers) {
         registers_fewer<producer_registers>();
         if (threadIdx.x % 128 == 0)
             for (int index = first; index < down * across; index += clusters) {
                 const Tile tile = tile_at(index, down, across, tiles_below);
-                for (int step = 0; step < steps; ++step, place.advance()) {
-                    Stage& stage = shared.stage[place.stage];
-                    Barrier* const full = &shared.full[place.stage];
-                    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+                for (int step = 0; step < steps; ++step, state.advance()) {
+                    Stage& stage = shared.stage[state.stage];
+                    Barrier* const full = &shared.full[state.stage];
+                    barrier_wait(&shared.empty[state.stage], state.parity ^ 1);
                     barrier_arrive_expect(full, sizeof(Stage));
                     tma_load(stage.a, &A, full, step * step_k,
                              (tile.row * cluster + rank) * tile_rows);
@@ -89,7 +89,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     } else {
         registers_more<consumer_registers>();
         const float scale = *scale_a * *scale_b;
-        RingPlace<stages> to_free;
+        PipelineState<stages> to_free;
         const auto free_stage = [&] {
             if (threadIdx.x % 128 < cluster)
                 barrier_arrive_at(&shared.empty[to_free.stage],
@@ -99,9 +99,9 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         for (int index = first; index < down * across; index += clusters) {
             const Tile tile = tile_at(index, down, across, tiles_below);
             float sum[tile_columns / 8][4];
-            for (int step = 0; step < steps; ++step, place.advance()) {
-                const Stage& stage = shared.stage[place.stage];
-                barrier_wait(&shared.full[place.stage], place.parity);
+            for (int step = 0; step < steps; ++step, state.advance()) {
+                const Stage& stage = shared.stage[state.stage];
+                barrier_wait(&shared.full[state.stage], state.parity);
                 wgmma_fence();
 #pragma unroll
                 for (int k32 = 0; k32 < step_k / 32; ++k32)

@@ -112,7 +112,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
     }
     cluster_sync();
 
-    RingPlace<stages> place;
+    PipelineState<stages> state;
     if (warpgroup == consumers) {
         registers_fewer<producer_registers>();
         if (threadIdx.x % 128 == 0)
@@ -121,16 +121,16 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 const int column = tile.column * tile_columns;
                 const int scale_bytes =
                     b_tiles ? min(tile_columns, N - column) * int(sizeof(float)) : 0;
-                for (int step = 0; step < steps; ++step, place.advance()) {
-                    Tiles& to = shared.stage[place.stage];
-                    Barrier* const full = &shared.full[place.stage];
-                    barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+                for (int step = 0; step < steps; ++step, state.advance()) {
+                    Tiles& to = shared.stage[state.stage];
+                    Barrier* const full = &shared.full[state.stage];
+                    barrier_wait(&shared.empty[state.stage], state.parity ^ 1);
                     barrier_arrive_expect(full, int(sizeof(Tiles)) + scale_bytes);
                     tma_load(to.a, &A, full, step * block, (tile.row * cluster + rank) * tile_rows);
                     tma_load_multicast(to.b + rank * b_rows * 64, &B, full, (1 << cluster) - 1,
                                        step * block, column + rank * b_rows);
                     if (b_tiles)
-                        bulk_load(shared.scale[place.stage], scales_b + int64_t(step) * N + column,
+                        bulk_load(shared.scale[state.stage], scales_b + int64_t(step) * N + column,
                                   full, scale_bytes);
                 }
             }
@@ -156,14 +156,14 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             };
             float sum[tile_columns / 8][4] = {};
             Scales next = scales_of(0);
-            for (int step = 0; step < steps; ++step, place.advance()) {
-                const Tiles& tiles = shared.stage[place.stage];
+            for (int step = 0; step < steps; ++step, state.advance()) {
+                const Tiles& tiles = shared.stage[state.stage];
                 const Scales scales = next;
                 next = scales_of(min(step + 1, steps - 1));
-                barrier_wait(&shared.full[place.stage], place.parity);
+                barrier_wait(&shared.full[state.stage], state.parity);
                 const auto free_stage = [&] {
                     if (threadIdx.x % 128 < cluster)  // one thread per block
-                        barrier_arrive_at(&shared.empty[place.stage], threadIdx.x % 128);
+                        barrier_arrive_at(&shared.empty[state.stage], threadIdx.x % 128);
                 };
 #pragma unroll
                 for (int part = 0; part < parts; ++part) {
@@ -177,7 +177,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                     wgmma_wait<0>(P);
                     if (!b_tiles && part == parts - 1) free_stage();
                     const float* const columns =
-                        shared.scale[place.stage] + part * block + threadIdx.x % 4 * 2;
+                        shared.scale[state.stage] + part * block + threadIdx.x % 4 * 2;
 #pragma unroll
                     for (int j = 0; j < block / 8; ++j) {
                         Pack<float, 2> column_scales = {{scales.b[part], scales.b[part]}};

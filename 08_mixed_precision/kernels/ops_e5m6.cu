@@ -10,10 +10,10 @@ namespace {
 constexpr int threads = 256, tiles_of_block = threads / 16;
 
 // This thread's eight elements begin at `first`, in row `row` and tile `tile` of it.
-struct ModulePath {
+struct RunPosition {
     int64_t first, row, tile;
     bool inside;
-    __device__ ModulePath(int64_t R, int64_t C) {
+    __device__ RunPosition(int64_t R, int64_t C) {
         const int64_t index = int64_t(blockIdx.x) * tiles_of_block + threadIdx.x / 16;
         const int64_t tiles = C / scale_block, all = R * tiles;
         inside = index < all;
@@ -26,34 +26,34 @@ struct ModulePath {
 template <bool packs, class T>
 __global__ void __launch_bounds__(threads)
     pack(int32_t* packed, float* scales, const Plain<T> source, int64_t R, int64_t C) {
-    const ModulePath place(R, C);
+    const RunPosition at(R, C);
     float x[8];
     if constexpr (packs) {
-        source.eight(x, place.first, 0, 0);
+        source.eight(x, at.first, 0, 0);
     } else {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] = source.one(place.first + j, 0, 0);
+        for (int j = 0; j < 8; ++j) x[j] = source.one(at.first + j, 0, 0);
     }
     const float scale =
         scale_for(max_of_lanes<16>(max_magnitude(x)), formats::E5m6::largest(), true);
-    if (!place.inside) return;
-    if (threadIdx.x % 16 == 0) scales[place.tile * R + place.row] = scale;
+    if (!at.inside) return;
+    if (threadIdx.x % 16 == 0) scales[at.tile * R + at.row] = scale;
     int32_t words[3];
     pack_eight(words, x, 1.0f / scale);
 #pragma unroll
-    for (int w = 0; w < 3; ++w) packed[place.first / 8 * 3 + w] = words[w];
+    for (int w = 0; w < 3; ++w) packed[at.first / 8 * 3 + w] = words[w];
 }
 
 template <class T>
 __global__ void __launch_bounds__(threads)
     unpack(T* x, const int32_t* packed, const float* scales, int64_t R, int64_t C, bool packs) {
-    const ModulePath place(R, C);
-    if (!place.inside) return;
+    const RunPosition at(R, C);
+    if (!at.inside) return;
     int32_t words[3];
 #pragma unroll
-    for (int w = 0; w < 3; ++w) words[w] = packed[place.first / 8 * 3 + w];
+    for (int w = 0; w < 3; ++w) words[w] = packed[at.first / 8 * 3 + w];
     float eight[8];
-    unpack_eight(eight, words, scales[place.tile * R + place.row]);
+    unpack_eight(eight, words, scales[at.tile * R + at.row]);
     constexpr int n = pack_size<T> < 8 ? pack_size<T> : 8;
 #pragma unroll
     for (int part = 0; part < 8; part += n) {
@@ -61,10 +61,10 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
         for (int j = 0; j < n; ++j) out.x[j] = from_float<T>(eight[part + j]);
         if (packs) {
-            store(x + place.first + part, out);
+            store(x + at.first + part, out);
         } else {
 #pragma unroll
-            for (int j = 0; j < n; ++j) x[place.first + part + j] = out.x[j];
+            for (int j = 0; j < n; ++j) x[at.first + part + j] = out.x[j];
         }
     }
 }

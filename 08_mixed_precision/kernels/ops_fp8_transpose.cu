@@ -13,18 +13,18 @@ namespace {
 template <bool packs>
 __global__ void __launch_bounds__(tile_threads)
     transpose_bytes(uint8_t* to, const uint8_t* from, int64_t R, int64_t C) {
-    const TilePlace place(R, C);
+    const TilePosition tile(R, C);
     EightCodes rows[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const int64_t r = min(place.row + i, R - 1);
+        const int64_t r = min(tile.row + i, R - 1);
         if constexpr (packs) {
             rows[i] =
-                load<2>(reinterpret_cast<const uint32_t*>(from + r * C + min(place.column, C - 8)));
+                load<2>(reinterpret_cast<const uint32_t*>(from + r * C + min(tile.column, C - 8)));
         } else {
             rows[i] = {};
             for (int j = 0; j < 8; ++j)
-                rows[i].x[j / 4] |= uint32_t(from[r * C + min(place.column + j, C - 1)])
+                rows[i].x[j / 4] |= uint32_t(from[r * C + min(tile.column + j, C - 1)])
                                     << j % 4 * 8;
         }
     }
@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(tile_threads)
     }
     __syncthreads();
     R % 16 == 0 && reinterpret_cast<uintptr_t>(to) % 16 == 0
-        ? store_transposed<true>(to, codes, place)
-        : store_transposed<false>(to, codes, place);
+        ? store_transposed<true>(to, codes, tile)
+        : store_transposed<false>(to, codes, tile);
 }
 
 __global__ void __launch_bounds__(256)

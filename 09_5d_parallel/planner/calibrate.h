@@ -59,9 +59,9 @@ public:
         h.nodes = {.ranks = nodes.ranks, .cards = nodes.ranks, .crossing = nodes.crossing};
         h.logit_bytes = 5 * bytes_;
         measure_products(h), measure_attention(h), measure_memory(h);
-        const int me = world_.rank(), place = nodes.place_of(me);
+        const int me = world_.rank(), index = nodes.index_in_node(me);
         const Communicator inside = world_.split(nodes.node_of(me), me, "inside"),
-                           across = world_.split(place, me, "across");
+                           across = world_.split(index, me, "across");
         h.inside = measure_link(inside, nodes.crossing);
         h.between = across.size() > 1 ? measure_link(across, nodes.crossing) : h.inside;
         if (inside.size() == 1) h.inside = h.between;
@@ -69,7 +69,7 @@ public:
         // pretended nodes each rank has one.)
         if (!nodes.placed.empty() && across.size() > 1 && nodes.ranks > 1)
             h.nodes.cards = int(std::clamp(std::round(nodes.ranks * h.between.bytes_per_second /
-                                                      lone_rate(across, place == 0)),
+                                                      lone_rate(across, index == 0)),
                                            1.0, double(nodes.ranks)));
         return h;
     }

@@ -10,14 +10,14 @@ namespace ultrascale::five_d {
 
 // The rank at a place of the pipeline which has the first coordinate along all other axes: no rank
 // at this place holds more.
-inline int rank_of_place(const Axes& axes, int place) { return place * axes.stride("pp"); }
+inline int first_rank_of(const Axes& axes, int pp_rank) { return pp_rank * axes.stride("pp"); }
 
 // `techniques` are complete. UserError if they cannot be combined.
 inline Prediction predict_imagined(const Options& options, const StepShape& shape,
-                                   const Techniques& techniques, int place) {
+                                   const Techniques& techniques, int pp_rank) {
     const Axes& a = techniques.axes;
-    const Communicator world =
-        Communicator::imagined("world", a.dp * a.tp * a.cp * a.ep * a.pp, rank_of_place(a, place));
+    const Communicator world = Communicator::imagined("world", a.dp * a.tp * a.cp * a.ep * a.pp,
+                                                      first_rank_of(a, pp_rank));
     Composition all(options, shape, techniques, world);
     return predict_balanced(all);
 }

@@ -45,17 +45,17 @@ public:
     struct RankMemory {
         MemoryEstimate memory;  // by category, each at its own highest moment
         int64_t most = 0;       // of all together, at their highest moment
-        int place = 0;
+        int pp_rank = 0;
     };
-    RankMemory of(const Plan& plan, int place) {
-        const Elements e = elements(plan, place);
+    RankMemory of(const Plan& plan, int pp_rank) {
+        const Elements e = elements(plan, pp_rank);
         const Buffers buffers = buffers_of(plan, e);
-        RankMemory held{states(plan, e), 0, place};
+        RankMemory held{states(plan, e), 0, pp_rank};
         const int64_t persists = held.memory.total();
         const bool has_buckets = eager_ && plan.zero == 0 && plan.dp > 1;
         held.memory.peak_communication =
             whole_bytes(buffers.most() + (has_buckets ? gradients_of_backward(e) : 0));
-        held.memory.peak_activations = whole_bytes(activations(plan, place));
+        held.memory.peak_activations = whole_bytes(activations(plan, pp_rank));
         held.most = held.memory.total();
         // ZeRO's buffers come and go, and are small when the activations are many.
         if (plan.zero >= 2 && plan.pp == 1 && shape_.config.experts.count == 0)
@@ -65,9 +65,9 @@ public:
     // At the place that needs most.
     RankMemory worst(const Plan& plan) {
         RankMemory worst = of(plan, 0);
-        for (const int place : {1, int(plan.pp) - 1}) {
-            if (place <= 0 || place >= plan.pp) continue;
-            const RankMemory other = of(plan, place);
+        for (const int pp_rank : {1, int(plan.pp) - 1}) {
+            if (pp_rank <= 0 || pp_rank >= plan.pp) continue;
+            const RankMemory other = of(plan, pp_rank);
             if (other.most > worst.most) worst = other;
         }
         return worst;
@@ -92,7 +92,7 @@ public:
         double whole = 0;  // of the others, those that each rank of tp has whole
         double all() const { return others + experts; }
     };
-    Elements elements(const Plan& plan, int place) {
+    Elements elements(const Plan& plan, int pp_rank) {
         const LlamaConfig& c = shape_.config;
         const HeadSplit heads = split_heads(c, plan.tp, 0);
         const double h = double(c.hidden), D = double(c.head_dim),
@@ -101,7 +101,7 @@ public:
                                  2 * h + (c.head_norms ? 2 * D : 0);
         Elements e;
         for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-            const Stage& stage = stages(plan)[size_t(chunk * plan.pp + place)];
+            const Stage& stage = stages(plan)[size_t(chunk * plan.pp + pp_rank)];
             for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer) {
                 double others = attention, experts = 0;
                 e.whole += 2 * h;
@@ -296,17 +296,17 @@ private:
         return stage_bytes_.emplace(key, bytes).first->second;
     }
 
-    double activations(const Plan& plan, int place) {
+    double activations(const Plan& plan, int pp_rank) {
         std::vector<StageActivations> chunks;
         for (int chunk = 0; chunk < plan.chunks; ++chunk)
-            chunks.push_back(stage_of(plan, stages(plan)[size_t(chunk * plan.pp + place)]));
+            chunks.push_back(stage_of(plan, stages(plan)[size_t(chunk * plan.pp + pp_rank)]));
         if (eager_)
             for (StageActivations& chunk : chunks)
                 chunk.at_backward =
-                    std::max(chunk.at_backward, gradients_of_backward(elements(plan, place)));
+                    std::max(chunk.at_backward, gradients_of_backward(elements(plan, pp_rank)));
         if (plan.pp == 1) return chunks[0].most();
         const OfStep& step_plan = step(plan);
-        return walk_memory(step_plan.schedule, step_plan.messages, place,
+        return walk_memory(step_plan.schedule, step_plan.messages, pp_rank,
                            [&](const Action& action) -> const StageActivations& {
                                return chunks[size_t(action.chunk)];
                            })

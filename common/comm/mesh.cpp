@@ -44,7 +44,7 @@ const Communicator& Mesh::group(const std::string& axis) const {
 
 const Communicator& Mesh::group(const std::vector<std::string>& axes) const {
     std::string name, any;
-    int color = 0, stride = world_.size(), ranks = 1, place = 0;
+    int color = 0, stride = world_.size(), ranks = 1, index = 0;
     for (const Axis& axis : axes_) {
         stride /= axis.size;
         const int coordinate = world_.rank() / stride % axis.size;
@@ -52,13 +52,13 @@ const Communicator& Mesh::group(const std::vector<std::string>& axes) const {
             color += coordinate * stride;
             continue;
         }
-        ranks *= axis.size, place = place * axis.size + coordinate;
+        ranks *= axis.size, index = index * axis.size + coordinate;
         any = axis.name;
         if (axis.size > 1) name += (name.empty() ? "" : " x ") + axis.name;
     }
     if (name.empty()) name = any.empty() ? "one rank" : any;  // these groups are all equal
     if (!groups_.contains(name))
-        groups_.emplace(name, world_.split(color, world_.rank(), name, ranks, place));
+        groups_.emplace(name, world_.split(color, world_.rank(), name, ranks, index));
     return groups_.at(name);
 }
 

@@ -53,7 +53,7 @@ struct Nodes {
         return !placed.empty() ? placed[size_t(rank)] : ranks > 0 ? rank / ranks : 0;
     }
     // How many ranks before this one are on its node.
-    int place_of(int rank) const {
+    int index_in_node(int rank) const {
         if (placed.empty()) return ranks > 0 ? rank % ranks : rank;
         return int(std::count(placed.begin(), placed.begin() + rank, node_of(rank)));
     }

@@ -57,28 +57,28 @@ struct Scaled {
 
 // ---- the tile -----------------------------------------------------------------------------------
 
-struct TilePlace {
+struct TilePosition {
     int64_t R, C;
     int64_t row;
     int64_t column = int64_t(blockIdx.x) * tile_size + threadIdx.x % 16 * 8;
-    __device__ TilePlace(int64_t R, int64_t C, unsigned tile = blockIdx.y)
+    __device__ TilePosition(int64_t R, int64_t C, unsigned tile = blockIdx.y)
         : R(R), C(C), row(int64_t(tile) * tile_size + threadIdx.x / 16 * 8) {}
 };
 
 // `packs`: 8 elements are loaded at once, as C is a multiple of 8.
 template <bool packs, class Source>
-__device__ void load_tile(float (&x)[8][8], const Source& source, const TilePlace& place) {
+__device__ void load_tile(float (&x)[8][8], const Source& source, const TilePosition& tile) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const int64_t r = min(place.row + i, place.R - 1);
+        const int64_t r = min(tile.row + i, tile.R - 1);
         if constexpr (packs) {
-            const int64_t c = min(place.column, place.C - 8);
-            source.eight(x[i], r * place.C + c, r, c);
+            const int64_t c = min(tile.column, tile.C - 8);
+            source.eight(x[i], r * tile.C + c, r, c);
         } else {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
-                const int64_t c = min(place.column + j, place.C - 1);
-                x[i][j] = source.one(r * place.C + c, r, c);
+                const int64_t c = min(tile.column + j, tile.C - 1);
+                x[i][j] = source.one(r * tile.C + c, r, c);
             }
         }
     }
@@ -92,7 +92,7 @@ __device__ inline void row_maxima(float (&largest)[8], const float (&x)[8][8]) {
 // The same of its columns. All threads call it, once in a kernel.
 __device__ inline void column_maxima(float (&largest)[8], const float (&x)[8][8]) {
     __shared__ Pack<float, 4> warp_maxima[tile_threads / 32][tile_size / 4], all[tile_size / 4];
-    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, place = lane % 16 * 2;
+    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, first = lane % 16 * 2;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         float m = 0;
@@ -101,8 +101,8 @@ __device__ inline void column_maxima(float (&largest)[8], const float (&x)[8][8]
         largest[j] = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 16));
     }
     if (lane < 16) {
-        warp_maxima[warp][place] = {{largest[0], largest[1], largest[2], largest[3]}};
-        warp_maxima[warp][place + 1] = {{largest[4], largest[5], largest[6], largest[7]}};
+        warp_maxima[warp][first] = {{largest[0], largest[1], largest[2], largest[3]}};
+        warp_maxima[warp][first + 1] = {{largest[4], largest[5], largest[6], largest[7]}};
     }
     __syncthreads();
     if (threadIdx.x < tile_size / 4) {
@@ -114,7 +114,7 @@ __device__ inline void column_maxima(float (&largest)[8], const float (&x)[8][8]
     }
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < 8; ++j) largest[j] = all[place + j / 4].x[j % 4];
+    for (int j = 0; j < 8; ++j) largest[j] = all[first + j / 4].x[j % 4];
 }
 // Of the whole tile. All threads call it, once in a kernel.
 __device__ inline float tile_maximum(const float (&x)[8][8]) {
@@ -137,20 +137,20 @@ __device__ inline void put_column(TransposedCodes& codes, int j, const EightCode
 }
 // Writes them to t (C, R). `packs`: 16 at once, as R is a multiple of 16.
 template <bool packs, class F>
-__device__ void store_transposed(F* t, const TransposedCodes& codes, const TilePlace& place) {
+__device__ void store_transposed(F* t, const TransposedCodes& codes, const TilePosition& tile) {
     const int64_t row0 = int64_t(blockIdx.y) * tile_size, column0 = int64_t(blockIdx.x) * tile_size;
 #pragma unroll
     for (int turn = 0; turn < 4; ++turn) {
         const int index = turn * tile_threads + int(threadIdx.x), c = index / 8, q = index % 8;
         const EightCodes first = codes[c][2 * q ^ c / 8], second = codes[c][(2 * q + 1) ^ c / 8];
         const int64_t column = column0 + c, row = row0 + 16 * q;
-        if (column >= place.C || row >= place.R) continue;
-        F* const to = t + column * place.R + row;
+        if (column >= tile.C || row >= tile.R) continue;
+        F* const to = t + column * tile.R + row;
         const Pack<uint32_t, 4> words = {{first.x[0], first.x[1], second.x[0], second.x[1]}};
         if constexpr (packs) {
             store(reinterpret_cast<uint32_t*>(to), words);
         } else {
-            for (int i = 0; i < 16 && row + i < place.R; ++i)
+            for (int i = 0; i < 16 && row + i < tile.R; ++i)
                 reinterpret_cast<uint8_t*>(to)[i] = uint8_t(words.x[i / 4] >> i % 4 * 8);
         }
     }

@@ -74,7 +74,7 @@ __device__ inline void barrier_wait(Barrier* barrier, uint32_t parity) {
 // A position in a ring of stages. `parity` is the parity of the full barriers' phase in this round;
 // it flips each time the ring wraps around.
 template <int stages>
-struct RingPlace {
+struct PipelineState {
     int stage = 0;
     uint32_t parity = 0;
     __device__ void advance() {

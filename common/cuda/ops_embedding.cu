@@ -48,13 +48,13 @@ __global__ void __launch_bounds__(32 * warps)
 }
 
 // What is sorted: each token's row of dweight (V if it has none) and its index in the batch.
-__global__ void make_keys(uint32_t* rows, int32_t* places, const int32_t* tokens, int64_t first_row,
-                          int N, int64_t V) {
+__global__ void make_keys(uint32_t* rows, int32_t* indices, const int32_t* tokens,
+                          int64_t first_row, int N, int64_t V) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= N) return;
     const int64_t row = tokens[i] - first_row;
     rows[i] = uint32_t(row >= 0 && row < V ? row : V);
-    places[i] = i;
+    indices[i] = i;
 }
 
 // Each warp adds up the rows of dout in its chunk. partial (2 * chunks, h) gets the chunk's sum of
@@ -62,12 +62,12 @@ __global__ void make_keys(uint32_t* rows, int32_t* places, const int32_t* tokens
 // of chunks, part of the columns).
 template <int n, class W, class T>
 __global__ void __launch_bounds__(32 * warps)
-    add_chunks(W* dweight, float* partial, const uint32_t* rows, const int32_t* places,
+    add_chunks(W* dweight, float* partial, const uint32_t* rows, const int32_t* indices,
                const T* dout, int N, int64_t V, int64_t h) {
     const int chunk = blockIdx.x * warps + threadIdx.y, lane = threadIdx.x, i = chunk * 32 + lane;
     if (chunk * 32 >= N) return;
     const uint32_t none = uint32_t(V), row = i < N ? rows[i] : none;
-    const int place = i < N ? places[i] : 0;
+    const int index = i < N ? indices[i] : 0;
     const uint32_t before = i > 0 && i < N ? rows[i - 1] : none,
                    after = i + 1 < N ? rows[i + 1] : none;
     const uint32_t held = __ballot_sync(~0u, row != none);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(32 * warps)
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             const int j = first + u;
-            const int64_t from = __shfl_sync(~0u, place, j);
+            const int64_t from = __shfl_sync(~0u, index, j);
             to[u] = __shfl_sync(~0u, row, j);
             if (!mine || !(held >> j & 1)) continue;
             dys[u] = load<n>(dout + from * h + column);
@@ -170,19 +170,19 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
 
     // rows and places, unsorted and sorted
     const auto list = [&] { return Tensor::empty({N}, DType::int32, Memory::workspace); };
-    const Tensor rows_tensor = list(), places_tensor = list(), sorted_rows_tensor = list(),
-                 sorted_places_tensor = list();
+    const Tensor rows_tensor = list(), indices_tensor = list(), sorted_rows_tensor = list(),
+                 sorted_indices_tensor = list();
     auto *rows = static_cast<uint32_t*>(rows_tensor.data()),
          *sorted_rows = static_cast<uint32_t*>(sorted_rows_tensor.data());
-    int32_t *places = places_tensor.as<int32_t>(),
-            *sorted_places = sorted_places_tensor.as<int32_t>();
+    int32_t *indices = indices_tensor.as<int32_t>(),
+            *sorted_indices = sorted_indices_tensor.as<int32_t>();
     LAUNCH(make_keys, unsigned(ceil_div(N, 256)), 256, 0)
-    (rows, places, tokens.as<int32_t>(), first_row, int(N), V);
+    (rows, indices, tokens.as<int32_t>(), first_row, int(N), V);
     const int bits = std::bit_width(uint64_t(V));
     size_t scratch_bytes = 0;
     const auto sort = [&](void* scratch) {
         cuda_check(cub::DeviceRadixSort::SortPairs(scratch, scratch_bytes, rows, sorted_rows,
-                                                   places, sorted_places, int(N), 0, bits,
+                                                   indices, sorted_indices, int(N), 0, bits,
                                                    cuda_compute()));
     };
     sort(nullptr);  // says how much scratch it needs
@@ -203,7 +203,7 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
                 block(32, warps);
             const Launch launch = packs ? LAUNCH((add_chunks<n, W, T>), grid, block, 0)
                                         : LAUNCH((add_chunks<1, W, T>), grid, block, 0);
-            launch(data<W>(dweight), partial, sorted_rows, sorted_places, data<T>(dout), int(N), V,
+            launch(data<W>(dweight), partial, sorted_rows, sorted_indices, data<T>(dout), int(N), V,
                    h);
         });
         LAUNCH(add_stretches<W>, dim3(unsigned(chunks), unsigned(ceil_div(h, 256))), 256, 0)

@@ -18,22 +18,22 @@ template <bool packs, class Source>
 __global__ void __launch_bounds__(tile_threads)
     measure_tiles(float* rows, float* columns, float* tiles, const Source source, int64_t R,
                   int64_t C) {
-    const TilePlace place(R, C, gridDim.y - 1 - blockIdx.y);
+    const TilePosition tile(R, C, gridDim.y - 1 - blockIdx.y);
     float x[8][8], largest[8];
-    load_tile<packs>(x, source, place);
+    load_tile<packs>(x, source, tile);
     if (rows) {
         row_maxima(largest, x);
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            if (threadIdx.x % 16 == 0 && place.row + i < R)
-                rows[blockIdx.x * R + place.row + i] = largest[i];
+            if (threadIdx.x % 16 == 0 && tile.row + i < R)
+                rows[blockIdx.x * R + tile.row + i] = largest[i];
     }
     if (columns) {
         column_maxima(largest, x);
 #pragma unroll
         for (int j = 0; j < 8; ++j)
-            if (threadIdx.x < 16 && place.column + j < C)
-                columns[blockIdx.y * C + place.column + j] = largest[j];
+            if (threadIdx.x < 16 && tile.column + j < C)
+                columns[blockIdx.y * C + tile.column + j] = largest[j];
     }
     if (tiles) {
         const float m = tile_maximum(x);
@@ -76,10 +76,10 @@ template <bool packs, class F, class Source>
 __global__ void __launch_bounds__(tile_threads)
     quantise_tiles(F* y, F* t, float* tiles, const ScalesOf y_scales, const ScalesOf t_scales,
                    const Source source, int64_t R, int64_t C) {
-    const TilePlace place(R, C);
+    const TilePosition tile(R, C);
     const ScaleGroup group = y_scales.group;
     float x[8][8], whole = 0;
-    load_tile<packs>(x, source, place);
+    load_tile<packs>(x, source, tile);
     if (tiles || group == ScaleGroup::block) whole = tile_maximum(x);
     if (tiles && threadIdx.x == 0) tiles[blockIdx.y * gridDim.x + blockIdx.x] = whole;
     const float block_scale = scale_for(whole, y_scales.largest, y_scales.powers_of_two);
@@ -99,16 +99,16 @@ __global__ void __launch_bounds__(tile_threads)
         if (group == ScaleGroup::tile) row_maxima(largest, x);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const int64_t row = place.row + i;
+            const int64_t row = tile.row + i;
             if (row >= R) break;
             const float s = scale(y_scales, row, largest[i]), factor = 1.0f / s;
             if (group == ScaleGroup::tile && threadIdx.x % 16 == 0)
                 y_scales.scales[blockIdx.x * R + row] = s;
             if constexpr (packs) {
-                if (place.column < C) store_codes(y + row * C + place.column, x[i], factor);
+                if (tile.column < C) store_codes(y + row * C + tile.column, x[i], factor);
             } else {
-                for (int j = 0; j < 8 && place.column + j < C; ++j)
-                    y[row * C + place.column + j] = from_float<F>(x[i][j] * factor);
+                for (int j = 0; j < 8 && tile.column + j < C; ++j)
+                    y[row * C + tile.column + j] = from_float<F>(x[i][j] * factor);
             }
         }
     }
@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(tile_threads)
         if (group == ScaleGroup::tile) column_maxima(largest, x);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const int64_t column = min(place.column + j, C - 1);
+            const int64_t column = min(tile.column + j, C - 1);
             const float s = scale(t_scales, column, largest[j]);
-            if (group == ScaleGroup::tile && threadIdx.x < 16 && place.column + j < C)
+            if (group == ScaleGroup::tile && threadIdx.x < 16 && tile.column + j < C)
                 t_scales.scales[blockIdx.y * C + column] = s;
             const float down[8] = {x[0][j], x[1][j], x[2][j], x[3][j],
                                    x[4][j], x[5][j], x[6][j], x[7][j]};
@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(tile_threads)
         }
         __syncthreads();
         R % 16 == 0 && reinterpret_cast<uintptr_t>(t) % 16 == 0
-            ? store_transposed<true>(t, codes, place)
-            : store_transposed<false>(t, codes, place);
+            ? store_transposed<true>(t, codes, tile)
+            : store_transposed<false>(t, codes, tile);
     }
 }
 

@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(backward_threads, 1)
     constexpr int rows = backward_threads / row_threads, warps = row_threads / 32;
     DYNAMIC_SHARED(float4, ring);  // (stages, 3, threads) packs
     __shared__ float sums[2][rows][warps];
-    const int place = threadIdx.x % row_threads, group = threadIdx.x / row_threads,
-              column = place * n;
+    const int thread = threadIdx.x % row_threads, group = threadIdx.x / row_threads,
+              column = thread * n;
     const bool mine = column < h;
     const auto slot = [&](int stage, int which) {
         return reinterpret_cast<T*>(ring + (stage * 3 + which) * backward_threads + threadIdx.x);
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(backward_threads, 1)
         // The row's sum. Two buffers alternate, so the next row's sums do not overwrite these while
         // some threads still read them.
         dot = warp_sum(dot);
-        if (threadIdx.x % 32 == 0) sums[parity][group][place / 32] = dot;
+        if (threadIdx.x % 32 == 0) sums[parity][group][thread / 32] = dot;
         __syncthreads();
         dot = 0;
 #pragma unroll

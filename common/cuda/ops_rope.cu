@@ -50,11 +50,11 @@ __global__ void __launch_bounds__(threads)
 
     const int steps = half / n, heads = H + 2 * K, D = 2 * half,
               items = tokens * heads * steps;  // a head takes `steps` threads
-    struct Place {
+    struct Addresses {
         T *from, *to;
         int table;  // of the cosines, -1 for a head of v
     };
-    const auto place = [&](int i) {
+    const auto address_of = [&](int i) {
         const int token = i / (heads * steps), head = i / steps % heads, pair = i % steps * n;
         const int64_t t = first + token;
         T* whole = qkv + (t * heads + head) * D + pair;
@@ -62,22 +62,22 @@ __global__ void __launch_bounds__(threads)
                    : head < H + K ? k + (t * K + head - H) * D
                                   : v + (t * K + head - H - K) * D) +
                   pair;
-        return Place{forward ? whole : part, forward ? part : whole,
-                     head < H + K ? 2 * token * half + pair : -1};
+        return Addresses{forward ? whole : part, forward ? part : whole,
+                         head < H + K ? 2 * token * half + pair : -1};
     };
     for (int begin = threadIdx.x; begin < items; begin += unroll * threads) {
-        Place places[unroll];
+        Addresses addresses[unroll];
         Pack<T, n> low[unroll], high[unroll];
 #pragma unroll
         for (int u = 0; u < unroll; ++u)
             if (begin + u * threads < items) {
-                places[u] = place(begin + u * threads);
-                low[u] = load<n>(places[u].from), high[u] = load<n>(places[u].from + half);
+                addresses[u] = address_of(begin + u * threads);
+                low[u] = load<n>(addresses[u].from), high[u] = load<n>(addresses[u].from + half);
             }
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             if (begin + u * threads >= items) continue;
-            if (const int at = places[u].table; at >= 0) {
+            if (const int at = addresses[u].table; at >= 0) {
                 float c[n], s[n];
                 load_floats(c, tables + at), load_floats(s, tables + at + half);
 #pragma unroll
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(threads)
                     high[u].x[j] = from_float<T>(b * c[j] + a * sine);
                 }
             }
-            store(places[u].to, low[u]), store(places[u].to + half, high[u]);
+            store(addresses[u].to, low[u]), store(addresses[u].to + half, high[u]);
         }
     }
 }

@@ -55,7 +55,7 @@ struct Block {
 extern thread_local constinit Block* block;  // the block that runs on this core
 
 // For messages: a place in the source, an index, the kernel and the block.
-inline std::string place(const char* function, const void* code) {
+inline std::string location(const char* function, const void* code) {
     return fmt::format("{} ({})", function, source_line(code));
 }
 inline std::string text(uint3 i) { return fmt::format("({}, {}, {})", i.x, i.y, i.z); }

@@ -57,7 +57,7 @@ Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code
     const uint32_t self = 1u << own;
     if (!(mask & self))
         fail(here.self, fmt::format("{} with mask {:#x}, which leaves out the lane that calls it",
-                                    place(what, code), mask));
+                                    location(what, code), mask));
     Meeting& meeting =
         b.meetings[here.self.thread / warp_size * warp_size + uint32_t(std::countr_zero(mask))];
     if (meeting.arrived == 0) {
@@ -65,7 +65,7 @@ Lanes exchange(uint32_t mask, uint64_t value, const char* what, const void* code
     } else if (meeting.mask != mask || std::strcmp(meeting.what, what) != 0) {
         fail(here.self,
              fmt::format("{} with mask {:#x} while other lanes are at {} with mask {:#x}",
-                         place(what, code), mask, meeting.what, meeting.mask));
+                         location(what, code), mask, meeting.what, meeting.mask));
     }
     const uint64_t number = meeting.number;
     Lanes& lanes = meeting.lanes[number % 2];

@@ -136,7 +136,7 @@ private:
     std::map<std::string, std::vector<std::string>> files_;
 };
 
-class Places {
+class SourceLines {
 public:
     // The place of a kernel's instruction: the innermost line in the kernel's own file, else the
     // innermost one that is not in a stand-in.
@@ -154,7 +154,7 @@ public:
         return frames.empty() ? Frame{"unknown kernel"} : frames.back();
     }
 
-    explicit Places(const std::map<const void*, SeenKernel>& kernels) {
+    explicit SourceLines(const std::map<const void*, SeenKernel>& kernels) {
         std::set<const void*> codes;
         for (const auto& [kernel, seen] : kernels) {
             codes.insert(inside(kernel));
@@ -170,9 +170,9 @@ private:
     std::unordered_map<const void*, std::vector<Frame>> known_;
 };
 
-KernelCounts by_lines(const void* kernel, const SeenKernel& seen, const Places& places,
+KernelCounts by_lines(const void* kernel, const SeenKernel& seen, const SourceLines& source_lines,
                       Text& text) {
-    const Frame self = places.kernel_frame(kernel);
+    const Frame self = source_lines.kernel_frame(kernel);
     KernelCounts counts{short_name(self.function),
                         self.file(),
                         self.line,
@@ -182,8 +182,8 @@ KernelCounts by_lines(const void* kernel, const SeenKernel& seen, const Places& 
                         {}};
     std::map<std::tuple<std::string, int, Access>, InstructionCounts> lines;
     for (const auto& [instruction, its_counts] : seen.instructions) {
-        const Frame place = places.of(instruction.first, kernel);
-        lines[{place.path, place.line, instruction.second}].add(its_counts);
+        const Frame location = source_lines.of(instruction.first, kernel);
+        lines[{location.path, location.line, instruction.second}].add(its_counts);
     }
     for (const auto& [key, sums] : lines) {
         const auto& [path, line, access] = key;
@@ -194,13 +194,13 @@ KernelCounts by_lines(const void* kernel, const SeenKernel& seen, const Places& 
 }
 
 void add_races(std::vector<Race>& races, const void* kernel, const SeenKernel& seen,
-               const Places& places, Text& text) {
+               const SourceLines& source_lines, Text& text) {
     using Side = std::tuple<std::string, int, Access>;
     std::map<std::pair<Side, Side>, Races::Found> lines;
     for (const auto& [instructions, found] : seen.races) {
         const auto side = [&](const Races::Instruction& instruction) {
-            const Frame place = places.of(instruction.first, kernel);
-            return Side(place.path, place.line, instruction.second);
+            const Frame location = source_lines.of(instruction.first, kernel);
+            return Side(location.path, location.line, instruction.second);
         };
         Side one = side(instructions.first), other = side(instructions.second);
         Races::Found in_order = found;
@@ -213,7 +213,7 @@ void add_races(std::vector<Race>& races, const void* kernel, const SeenKernel& s
             const auto& [path, line, access] = s;
             return Race::Side{Frame{"", path}.file(), line, text.line(path, line), access, thread};
         };
-        races.push_back({short_name(places.kernel_frame(kernel).function),
+        races.push_back({short_name(source_lines.kernel_frame(kernel).function),
                          side(sides.first, found.threads[0]), side(sides.second, found.threads[1]),
                          found.block, found.offset, found.count});
     }
@@ -263,12 +263,13 @@ std::unique_ptr<CoreObserver> Microscope::on_core(const Call& call) {
 }
 
 Observation Microscope::take() {
-    const Places places(seen_->kernels);
+    const SourceLines source_lines(seen_->kernels);
     Text text;
     Observation observation;
     for (const void* kernel : seen_->order) {
-        observation.kernels.push_back(by_lines(kernel, seen_->kernels.at(kernel), places, text));
-        add_races(observation.races, kernel, seen_->kernels.at(kernel), places, text);
+        observation.kernels.push_back(
+            by_lines(kernel, seen_->kernels.at(kernel), source_lines, text));
+        add_races(observation.races, kernel, seen_->kernels.at(kernel), source_lines, text);
     }
     seen_ = std::make_unique<Seen>();
     return observation;

@@ -5,11 +5,11 @@
 namespace simt {
 
 void Races::Found::add(const Found& other) {
-    const auto place = [](const Found& f) {
+    const auto location = [](const Found& f) {
         return std::tuple(f.block.z, f.block.y, f.block.x, f.threads[0], f.threads[1], f.offset);
     };
     const int64_t sum = count + other.count;
-    if (count == 0 || place(other) < place(*this))
+    if (count == 0 || location(other) < location(*this))
         *this = other;  // the example does not depend on which core was first
     count = sum;
 }

@@ -72,7 +72,7 @@ std::string who_waits(const Block& b) {
         all += fmt::format(
             "{}{} thread{} (the first is {}) {}", all.empty() ? "" : "; ", members.size(),
             members.size() == 1 ? "" : "s", members.front(),
-            what.second ? "wait at " + place(what.first.c_str(), what.second) : "ended");
+            what.second ? "wait at " + location(what.first.c_str(), what.second) : "ended");
     return all;
 }
 

@@ -41,11 +41,12 @@ void look_up(Known& known, const std::vector<const void*>& addresses) {
             frames = count < addresses.size() ? &known[addresses[count++]] : nullptr;
             continue;
         }
-        const std::string place = next_line(pipe);
-        const size_t colon = place.rfind(':');
-        if (!frames || colon == std::string::npos || place.starts_with("??")) continue;
-        frames->push_back({text, std::filesystem::path(place.substr(0, colon)).lexically_normal(),
-                           std::atoi(&place[colon + 1])});
+        const std::string location = next_line(pipe);
+        const size_t colon = location.rfind(':');
+        if (!frames || colon == std::string::npos || location.starts_with("??")) continue;
+        frames->push_back({text,
+                           std::filesystem::path(location.substr(0, colon)).lexically_normal(),
+                           std::atoi(&location[colon + 1])});
     }
     pclose(pipe);
 }

@@ -41,8 +41,8 @@ private:
         if (e.shared > 0) add_swiglu(layer + "mlp.shared_experts.");
         if (e.selection_bias) all_.insert(layer + "mlp.gate.e_score_correction_bias");
     }
-    void add_swiglu(const std::string& place) {
-        for (const char* of : {"gate", "up", "down"}) add(fmt::format("{}{}_proj", place, of));
+    void add_swiglu(const std::string& path) {
+        for (const char* of : {"gate", "up", "down"}) add(fmt::format("{}{}_proj", path, of));
     }
 
     const LlamaConfig& config_;

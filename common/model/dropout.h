@@ -71,20 +71,20 @@ public:
         : Linear(inner->parameters()),
           inner_(std::move(inner)),
           dropout_(dropout),
-          place_(parameters_.front()->name) {}
+          path_(parameters_.front()->name) {}
 
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
         if (!context.drops()) return inner_->forward(x, saved, context, residual);
         Tensor y = inner_->forward(x, saved, context, {});
-        dropout_.apply(y, y, place_, context, residual);
+        dropout_.apply(y, y, path_, context, residual);
         return y;
     }
     Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
         Tensor dropped = Tensor::empty(dy.shape(), dy.dtype(),
                                        Memory::activation);  // not in place: dy is the residual's
                                                              // gradient too
-        dropout_.apply(dropped, dy, place_, context);
+        dropout_.apply(dropped, dy, path_, context);
         return inner_->backward_input(dropped, saved, context);
     }
     void backward_weight(Saved& saved, Context& context) override {
@@ -94,7 +94,7 @@ public:
 private:
     std::unique_ptr<Linear> inner_;
     Dropout dropout_;
-    std::string place_;
+    std::string path_;
 };
 
 class DropoutEmbedding : public Embedding {

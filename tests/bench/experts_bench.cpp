@@ -66,22 +66,22 @@ void layer(int64_t E, int64_t k, int64_t h, int64_t F) {
                  experts = numbers({N, k}, DType::int32), weights = numbers({N, k}, DType::fp32),
                  dweights = numbers({N, k}, DType::fp32), dlogits = numbers({N, E}, DType::fp32),
                  counts = numbers({E}, DType::int32), order = numbers({R}, DType::int32),
-                 place = numbers({N, k}, DType::int32);
+                 row_map = numbers({N, k}, DType::int32);
     const ops::RouterSettings router = {.top_k = k};
     report_bytes("router_forward", bytes_of({logits, scores, experts, weights}),
                  [&] { ops::router_forward(experts, weights, scores, logits, {}, router); });
     ops::copy(dweights, weights);
     report_bytes("router_backward", bytes_of({dweights, scores, experts, dlogits}),
                  [&] { ops::router_backward(dlogits, dweights, scores, experts, router); });
-    report_bytes("sort_by_expert", bytes_of({experts, experts, order, place}),
-                 [&] { ops::sort_by_expert(counts, order, place, experts); });
+    report_bytes("sort_by_expert", bytes_of({experts, experts, order, row_map}),
+                 [&] { ops::sort_by_expert(counts, order, row_map, experts); });
     {
         const Tensor x = random_tensor({N, h}), rows = random_tensor({R, h});
         report_bytes("scatter_rows", bytes_of({x, rows}),
-                     [&] { ops::scatter_rows(rows, x, place); });
-        report_bytes("sum_rows", bytes_of({x, rows}), [&] { ops::sum_rows(x, rows, place); });
+                     [&] { ops::scatter_rows(rows, x, row_map); });
+        report_bytes("sum_rows", bytes_of({x, rows}), [&] { ops::sum_rows(x, rows, row_map); });
         report_bytes("sum_rows, residual", bytes_of({x, x, rows}),
-                     [&] { ops::sum_rows(x, rows, place, x); });
+                     [&] { ops::sum_rows(x, rows, row_map, x); });
     }
     {
         const Tensor gate_up = random_tensor({R, 2 * F}), d = random_tensor({R, 2 * F}),

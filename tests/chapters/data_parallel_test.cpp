@@ -131,17 +131,17 @@ TEST(DataParallel, ExplainShowsBucketsUnderTheBackward) {
         if (const size_t at = line.find("after backward of "); at != std::string::npos)
             order.push_back(line.substr(at + 18, 8));
     }
-    const auto place = [&](const std::string& what) {
+    const auto index = [&](const std::string& what) {
         return std::ranges::find(order, what) - order.begin();
     };
-    EXPECT_LT(place("head (mi"), place("layers.2"));
-    EXPECT_LT(place("layers.2"), place("layers.1"));
-    EXPECT_LT(place("layers.1"), place("layers.0"));
-    EXPECT_LT(place("layers.0"), place("embeddin"));
-    EXPECT_LT(place("B"), place("layers.2"))
+    EXPECT_LT(index("head (mi"), index("layers.2"));
+    EXPECT_LT(index("layers.2"), index("layers.1"));
+    EXPECT_LT(index("layers.1"), index("layers.0"));
+    EXPECT_LT(index("layers.0"), index("embeddin"));
+    EXPECT_LT(index("B"), index("layers.2"))
         << run.out;  // the first bucket does not wait for the rest
     EXPECT_EQ(std::ranges::count(order, "B"), calls(run, "all-reduce") - 1);  // less the loss
-    EXPECT_GE(std::count(order.begin() + place("head (mi"), order.begin() + place("layers.0"), "B"),
+    EXPECT_GE(std::count(order.begin() + index("head (mi"), order.begin() + index("layers.0"), "B"),
               3)
         << run.out;
 }

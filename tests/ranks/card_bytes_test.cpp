@@ -75,9 +75,9 @@ TEST(CardBytes, OfEachCall) {
         expect(Collective::reduce_scatter, n, stride, S, [&] { group.reduce_scatter(part, x); });
         expect(Collective::all_to_all, n, stride, S, [&] { group.all_to_all(y, x); });
         expect(Collective::send_recv, n, stride, S, [&] {
-            const int place = group.rank();
+            const int index = group.rank();
             group.send_recv(
-                {{Transfer::send, x, (place + 1) % n}, {Transfer::recv, y, (place + n - 1) % n}});
+                {{Transfer::send, x, (index + 1) % n}, {Transfer::recv, y, (index + n - 1) % n}});
         });
     }
 }

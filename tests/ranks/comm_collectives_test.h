@@ -71,11 +71,11 @@ TYPED_TEST(Collectives, MoveData) {
                 EXPECT_TRUE(same(out.slice(r * count, (r + 1) * count),
                                  part(numbers<T>(r, n * count), me * count, count)));
             }
-            // In place: the slice of `all` that is this rank's own.
-            Tensor place = blank<T>(n * count), own = place.slice(me * count, (me + 1) * count);
+            // In place: the slice of `whole` that is this rank's own.
+            Tensor whole = blank<T>(n * count), own = whole.slice(me * count, (me + 1) * count);
             own.copy_from_host(numbers<T>(me, count).data());
-            world().all_gather(place, own);
-            EXPECT_TRUE(same(place, joined<T>(n, count)));
+            world().all_gather(whole, own);
+            EXPECT_TRUE(same(whole, joined<T>(n, count)));
         }
     }
 }

@@ -190,8 +190,8 @@ Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accum
     ExpertParallel experts(config, options, mesh, accumulated, shared);
     choices = ChoiceLog(config, verify_bounds(DType::fp32), shared);
     choices.watch(1);
-    experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& places,
-                      const Context& context) { choices.add(layer, chosen, places, context); };
+    experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& row_map,
+                      const Context& context) { choices.add(layer, chosen, row_map, context); };
     ParameterList parameters;
     const ModuleFactories factories = experts.factories({});
     const auto layer = factories.feed_forward(parameters, factories, {0, "model.layers.0"});

@@ -135,17 +135,17 @@ bool train_with_zero(bool zero_bubble, Breaks breaks = {}) {
 
 // Copies of some tensors, to return to.
 struct Kept {
-    std::vector<Tensor> places, copies;
+    std::vector<Tensor> originals, copies;
     void keep(const std::vector<TensorPart>& parts) {
         for (const TensorPart& part : parts) {
-            places.push_back(part.tensor);
+            originals.push_back(part.tensor);
             copies.push_back(
                 Tensor::empty(part.tensor.shape(), part.tensor.dtype(), Memory::workspace));
             ops::copy(copies.back(), part.tensor);
         }
     }
     void restore() const {
-        for (size_t i = 0; i < places.size(); ++i) ops::copy(places[i], copies[i]);
+        for (size_t i = 0; i < originals.size(); ++i) ops::copy(originals[i], copies[i]);
     }
 };
 

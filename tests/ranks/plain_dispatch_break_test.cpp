@@ -136,9 +136,9 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
             {.micro_batch = 1, .count = world.size(), .replica = world.rank()});
     run.load(optimizer.start());
     ChoiceLog choices(config, verify_bounds(DType::fp32));
-    experts.log = [&](int64_t layer, const Tensor& experts_of_tokens, const Tensor& places,
+    experts.log = [&](int64_t layer, const Tensor& experts_of_tokens, const Tensor& row_map,
                       const Context& context) {
-        choices.add(layer, experts_of_tokens, places, context);
+        choices.add(layer, experts_of_tokens, row_map, context);
     };
     ExpertRun seen(shape, chosen, experts);
     TrainingSetup what = training_setup(model, optimizer);

@@ -79,7 +79,7 @@ TEST(ZeroBreak, TheHostUpdatesWithoutAUnitsGradient) {
 
 // All of a unit's flat values.
 Tensor whole_values(const FlatUnit& unit) {
-    return unit.places.front().parameter->value.extended_view({unit.padded});
+    return unit.segments.front().parameter->value.extended_view({unit.padded});
 }
 
 TEST(ZeroBreak, Zero1SkipsAnAllGather) {
@@ -218,7 +218,7 @@ TEST(ZeroBreak, OneUnitIsReducedTooEarly) {
         void gradient_complete(Parameter& parameter, const Context& context) override {
             Zero3::gradient_complete(parameter, context);
             if (parameter.name != "lm_head.weight") return;
-            for (size_t more = 1; more < layout_[0].places.size(); ++more)
+            for (size_t more = 1; more < layout_[0].segments.size(); ++more)
                 Zero3::gradient_complete(parameter, context);
         }
     };

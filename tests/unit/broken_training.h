@@ -104,14 +104,14 @@ auto linear(const std::string& ending) {
     return [ending](ModuleFactories& factories) {
         factories.linear =
             [ending, original = factories.linear](
-                ParameterList& list, const ModuleFactories& all, const ModulePath& place,
+                ParameterList& list, const ModuleFactories& all, const ModulePath& path,
                 LinearRole role,
                 const ModuleFactories::LinearShape& shape) -> std::unique_ptr<Linear> {
-            auto unbroken = original(list, all, place, role, shape);  // registers the parameters
-            if (!place.part(shape.rows.front().first).weight().ends_with(ending)) return unbroken;
+            auto unbroken = original(list, all, path, role, shape);  // registers the parameters
+            if (!path.part(shape.rows.front().first).weight().ends_with(ending)) return unbroken;
             std::vector<Parameter*> rows;
             for (const auto& [part, size] : shape.rows)
-                rows.push_back(list.find(place.part(part).weight()));
+                rows.push_back(list.find(path.part(part).weight()));
             return std::make_unique<Broken>(rows);
         };
     };
@@ -120,10 +120,10 @@ auto linear(const std::string& ending) {
 template <class Broken>
 void norm(ModuleFactories& factories) {
     factories.norm = [original = factories.norm](ParameterList& list,
-                                                 const ModulePath& place) -> std::unique_ptr<Norm> {
-        original(list, place);
-        Parameter* weight = list.find(place.weight());
-        if (!place.name.ends_with("layers.1.input_layernorm"))
+                                                 const ModulePath& path) -> std::unique_ptr<Norm> {
+        original(list, path);
+        Parameter* weight = list.find(path.weight());
+        if (!path.name.ends_with("layers.1.input_layernorm"))
             return std::make_unique<Norm>(weight, 1e-5f);
         return std::make_unique<Broken>(weight, 1e-5f);
     };

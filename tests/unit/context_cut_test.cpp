@@ -18,11 +18,11 @@ TEST(SequenceCut, EachTokenIsOneRanksAndInOrder) {
                 EXPECT_TRUE(0 <= at && at < cut.seq() && seen.insert(at).second);
                 EXPECT_TRUE(i == 0 || cut.position(rank, i - 1) < at);
             }
-            for (int64_t place = 0; place <= cut.seq(); ++place) {
+            for (int64_t position = 0; position <= cut.seq(); ++position) {
                 int64_t before = 0;
                 for (int64_t i = 0; i < cut.length(); ++i)
-                    before += cut.position(rank, i) < place ? 1 : 0;
-                EXPECT_EQ(cut.tokens_before(rank, place), before);
+                    before += cut.position(rank, i) < position ? 1 : 0;
+                EXPECT_EQ(cut.tokens_before(rank, position), before);
             }
         }
         EXPECT_EQ(int64_t(seen.size()), cut.seq());

@@ -37,10 +37,10 @@ TEST(Nodes, RanksMayBePlacedAnyhow) {
     const Nodes turns{.ranks = 3, .placed = {0, 1, 0, 1, 0, 1}};
     EXPECT_TRUE(turns.between(0, 1));
     EXPECT_FALSE(turns.between(1, 5));
-    for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(turns.place_of(rank), rank / 2);
+    for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(turns.index_in_node(rank), rank / 2);
     const Nodes neighbours{.ranks = 3};
     EXPECT_FALSE(neighbours.between(0, 1));
-    for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(neighbours.place_of(rank), rank % 3);
+    for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(neighbours.index_in_node(rank), rank % 3);
 }
 
 // 8 ranks on two nodes, by hand; S = 8000 bytes, so a rank's slice is 1000.

@@ -211,14 +211,14 @@ TEST(OpsAttentionMerge, AnyAddress) {
                                   second = random_partial(n, block_dtype, 9);
                     const Merged aligned(n, dtype, first);
                     aligned.add(n, block_dtype, second);
-                    const auto place = [&](const Doubles& values, DType of, bool shift) {
+                    const auto stored = [&](const Doubles& values, DType of, bool shift) {
                         const Tensor storage = poisoned({12 * D + 1}, of);
                         const Tensor view = storage.slice(shift, 12 * D + shift).view(n.o());
                         ops::copy(view, tensor_of(values, n.o(), of));
                         return view;
                     };
-                    const Tensor o = place(first.o, dtype, !shift_block),
-                                 o_block = place(second.o, block_dtype, shift_block),
+                    const Tensor o = stored(first.o, dtype, !shift_block),
+                                 o_block = stored(second.o, block_dtype, shift_block),
                                  lse = tensor_of(first.lse, n.lse(), DType::fp32);
                     ops::attention_merge(o, lse, o_block,
                                          tensor_of(second.lse, n.lse(), DType::fp32));

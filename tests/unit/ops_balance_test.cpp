@@ -90,18 +90,18 @@ TEST(OpsBalance, ZLoss) {
     EXPECT_LE(relative_error(gradient, want), 1e-5);
 }
 
-// The rows that an expert has a place for: by position or by weight.
+// The rows that an expert has room for: by position or by weight.
 TEST(OpsBalance, CapacitySlots) {
     const Tensor experts = integers({1, 0, 1, 0, 1, 2, 1, 0}, {4, 2}),
                  weights = tensor_of({.1, .9, .4, .6, .4, .6, .3, .7}, {4, 2}, DType::fp32),
                  counts = integers({9, 9, 9}, {3}), sorted = integers(std::vector<int32_t>(8), {8}),
                  at = integers(std::vector<int32_t>(8), {4, 2}),
-                 place = integers(std::vector<int32_t>(8, 9), {4, 2});
+                 row_map = integers(std::vector<int32_t>(8, 9), {4, 2});
     ops::sort_by_expert(counts, sorted, at, experts);
-    ops::capacity_slots(place, experts, sorted, at, counts, 2);
-    EXPECT_EQ(to_double(place), (Doubles{2, 0, 3, 1, -1, 4, -1, -1}));
-    ops::capacity_slots(place, experts, sorted, at, counts, 2, weights);
-    EXPECT_EQ(to_double(place), (Doubles{-1, 0, 2, -1, 3, 4, -1, 1}));
+    ops::capacity_slots(row_map, experts, sorted, at, counts, 2);
+    EXPECT_EQ(to_double(row_map), (Doubles{2, 0, 3, 1, -1, 4, -1, -1}));
+    ops::capacity_slots(row_map, experts, sorted, at, counts, 2, weights);
+    EXPECT_EQ(to_double(row_map), (Doubles{-1, 0, 2, -1, 3, 4, -1, 1}));
 }
 
 // Larger, against the rule itself.
@@ -109,11 +109,11 @@ TEST(OpsBalance, CapacitySlotsOfManyRows) {
     constexpr int64_t N = 300, k = 3, E = 7, C = 100, R = N * k;
     const Tensor experts = random_integers({N, k}, -1, E - 1, 86), weights = positive({N, k}, 87),
                  counts = random_integers({E}, 0, 0, 1), sorted = random_integers({R}, 0, 0, 1),
-                 at = random_integers({N, k}, 0, 0, 1), place = random_integers({N, k}, 5, 5, 1);
+                 at = random_integers({N, k}, 0, 0, 1), row_map = random_integers({N, k}, 5, 5, 1);
     ops::sort_by_expert(counts, sorted, at, experts);
     for (const bool by_score : {false, true}) {
-        ops::capacity_slots(place, experts, sorted, at, counts, C, by_score ? weights : Tensor());
-        const Doubles e = to_double(experts), w = to_double(weights), got = to_double(place);
+        ops::capacity_slots(row_map, experts, sorted, at, counts, C, by_score ? weights : Tensor());
+        const Doubles e = to_double(experts), w = to_double(weights), got = to_double(row_map);
         for (size_t i = 0; i < size_t(R); ++i) {
             double before = 0;
             for (size_t j = 0; j < size_t(R); ++j)

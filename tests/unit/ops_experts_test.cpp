@@ -20,28 +20,28 @@ Tensor unwritten(const Shape& shape) {
 }
 
 struct Sorted {
-    Tensor counts, order, place;
+    Tensor counts, order, row_map;
 };
 Sorted sorted(const Tensor& experts, int64_t E) {
     Sorted s = {unwritten({E}), unwritten({experts.numel()}), unwritten(experts.shape())};
-    ops::sort_by_expert(s.counts, s.order, s.place, experts);
+    ops::sort_by_expert(s.counts, s.order, s.row_map, experts);
     return s;
 }
 
 void expect_sorted(const Tensor& experts, int64_t E) {
     const std::vector<int32_t> expert = experts.to_host<int32_t>();
-    Doubles counts(static_cast<size_t>(E)), order, place(expert.size(), -1);
+    Doubles counts(static_cast<size_t>(E)), order, row_map(expert.size(), -1);
     for (int64_t e = 0; e < E; ++e)
         for (size_t i = 0; i < expert.size(); ++i)
             if (expert[i] == e) {
-                place[i] = double(order.size());
+                row_map[i] = double(order.size());
                 order.push_back(double(i)), ++counts[size_t(e)];
             }
     order.resize(expert.size());  // dropped choices leave zeros
     const Sorted got = sorted(experts, E);
     EXPECT_EQ(to_double(got.counts), counts);
     EXPECT_EQ(to_double(got.order), order);
-    EXPECT_EQ(to_double(got.place), place);
+    EXPECT_EQ(to_double(got.row_map), row_map);
 }
 
 TEST(OpsSortByExpert, AnyChoices) {
@@ -67,7 +67,7 @@ TEST(OpsSortByExpert, ATokensRowForEachChoice) {
     const Sorted s = sorted(random_integers({N, k}, 0, E - 1, 82), E);
     const Tensor x = random_tensor({N, h}, DType::bf16, 83),
                  rows = poisoned({N * k, h}, DType::bf16);
-    ops::scatter_rows(rows, x, s.place);
+    ops::scatter_rows(rows, x, s.row_map);
     const Doubles from = to_double(x), order = to_double(s.order);
     Doubles want;
     for (const double i : order) {
@@ -109,17 +109,18 @@ TEST(OpsExpertsByRank, ARowForEachRank) {
                     want_named.push_back(0 <= e && e < each ? double(e) : -1);
                 }
             const Tensor named = unwritten({S, k});
-            ops::experts_of_rows(named, s.place, experts, each);
+            ops::experts_of_rows(named, s.row_map, experts, each);
             EXPECT_EQ(to_double(named), want_named);
         }
 }
 
 TEST(OpsExpertsByRank, MistakesAreFound) {
-    const Tensor experts = integers({0, 1, 2, 3}, {2, 2}), place = integers({0, -1, -1, 1}, {2, 2});
-    ops::experts_of_rows(unwritten({2, 2}), place, experts, 2);
+    const Tensor experts = integers({0, 1, 2, 3}, {2, 2}),
+                 row_map = integers({0, -1, -1, 1}, {2, 2});
+    ops::experts_of_rows(unwritten({2, 2}), row_map, experts, 2);
     EXPECT_THROW(ops::ranks_of_experts(unwritten({3, 2}), experts, 2), std::logic_error);
     EXPECT_THROW(ops::ranks_of_experts(unwritten({2, 2}), experts, 0), std::logic_error);
-    EXPECT_THROW(ops::experts_of_rows(unwritten({2, 3}), place, experts, 2), std::logic_error);
+    EXPECT_THROW(ops::experts_of_rows(unwritten({2, 3}), row_map, experts, 2), std::logic_error);
 }
 
 struct Sizes {
@@ -139,39 +140,39 @@ TEST(OpsSumRows, AndScatterRows) {
                              residual = random_tensor({N, h}, dtype, 86),
                              x = random_tensor({N, h}, dtype, 87);
                 const Doubles row = to_double(rows), from = to_double(x),
-                              place = to_double(s.place);
+                              row_map = to_double(s.row_map);
                 Doubles plain(size_t(N * h)), with_residual = to_double(residual),
                                               scattered(size_t(R * h), 7);
                 for (int64_t i = 0; i < R; ++i)
-                    for (int64_t c = 0; c < h && place[size_t(i)] >= 0; ++c) {
-                        const size_t at = size_t(int64_t(place[size_t(i)]) * h + c),
+                    for (int64_t c = 0; c < h && row_map[size_t(i)] >= 0; ++c) {
+                        const size_t at = size_t(int64_t(row_map[size_t(i)]) * h + c),
                                      to = size_t(i / k * h + c);
                         plain[to] += row[at], with_residual[to] += row[at];
                         scattered[at] = from[to];
                     }
                 const Tensor y = poisoned({N, h}, dtype);
-                ops::sum_rows(y, rows, s.place);
+                ops::sum_rows(y, rows, s.row_map);
                 EXPECT_LT(relative_error(y, plain), tolerance(dtype));
-                ops::sum_rows(y, rows, s.place, residual);
+                ops::sum_rows(y, rows, s.row_map, residual);
                 EXPECT_LT(relative_error(y, with_residual), tolerance(dtype));
-                ops::sum_rows(residual, rows, s.place, residual);  // in place
+                ops::sum_rows(residual, rows, s.row_map, residual);  // in place
                 EXPECT_EQ(to_double(residual), to_double(y));
 
                 const Tensor got = tensor_of(Doubles(size_t(R * h), 7), {R, h}, dtype);
-                ops::scatter_rows(got, x, s.place);
-                EXPECT_EQ(to_double(got), scattered);  // rows at no place keep their 7
+                ops::scatter_rows(got, x, s.row_map);
+                EXPECT_EQ(to_double(got), scattered);  // rows that it does not name keep their 7
             }
 }
 
 TEST(OpsSumRows, MistakesAreFound) {
-    const Tensor rows = random_tensor({4, 6}, DType::fp32, 89), place = integers({3, 1}, {1, 2}),
+    const Tensor rows = random_tensor({4, 6}, DType::fp32, 89), row_map = integers({3, 1}, {1, 2}),
                  y = poisoned({1, 6}, DType::fp32), two = poisoned({2, 6}, DType::fp32);
-    ops::sum_rows(y, rows, place);
-    EXPECT_THROW(ops::sum_rows(two, rows, place), std::logic_error);
-    EXPECT_THROW(ops::sum_rows(y, rows, place, random_tensor({1, 5}, DType::fp32, 91)),
+    ops::sum_rows(y, rows, row_map);
+    EXPECT_THROW(ops::sum_rows(two, rows, row_map), std::logic_error);
+    EXPECT_THROW(ops::sum_rows(y, rows, row_map, random_tensor({1, 5}, DType::fp32, 91)),
                  std::logic_error);
-    EXPECT_THROW(ops::scatter_rows(rows, two, place), std::logic_error);
-    EXPECT_THROW(ops::scatter_rows(rows, poisoned({1, 6}, DType::bf16), place), std::logic_error);
+    EXPECT_THROW(ops::scatter_rows(rows, two, row_map), std::logic_error);
+    EXPECT_THROW(ops::scatter_rows(rows, poisoned({1, 6}, DType::bf16), row_map), std::logic_error);
     if (device_is_gpu()) return;
     EXPECT_THROW(ops::sum_rows(y, rows, integers({3, 4}, {1, 2})), std::logic_error);
     EXPECT_THROW(ops::scatter_rows(rows, y, integers({3, 4}, {1, 2})), std::logic_error);

@@ -146,7 +146,7 @@ TEST(PipelineSchedules, DualPipeIsTheSameFromBothEnds) {
             action.micro_batch = (action.micro_batch + m / 2) % m;
         }
         EXPECT_EQ(schedule.actions[size_t(r)], mirrored);
-        EXPECT_EQ(schedule.places()[1][size_t(r)], (StagePlace{p - 1 - r, 1}));
+        EXPECT_EQ(schedule.locations()[1][size_t(r)], (StageLocation{p - 1 - r, 1}));
     }
 }
 

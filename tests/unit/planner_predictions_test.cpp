@@ -142,12 +142,12 @@ TEST(PlannerMemory, IsAsARunPredicts) {
         options.with_experts = true;
         options.grad_accum = plan.micro_batches;
         shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
-        for (const int place : {0, int(plan.pp) - 1}) {
+        for (const int pp_rank : {0, int(plan.pp) - 1}) {
             const MemoryEstimate exact =
-                predict_imagined(options, shape, plan.techniques(), place).memory;
-            const MemoryModel::RankMemory held = cheap.of(plan, place);
+                predict_imagined(options, shape, plan.techniques(), pp_rank).memory;
+            const MemoryModel::RankMemory held = cheap.of(plan, pp_rank);
             const MemoryEstimate& got = held.memory;
-            SCOPED_TRACE(fmt::format("{}, {}, place {}", model, describe(plan), place));
+            SCOPED_TRACE(fmt::format("{}, {}, pipeline rank {}", model, describe(plan), pp_rank));
             const auto near = [](int64_t a, int64_t b, double bound) {
                 EXPECT_NEAR(double(a), double(b), bound * double(b) + 1e6);
             };

@@ -93,12 +93,12 @@ Communicator Communicator::split(int color, int key, std::string name) const {
     std::erase_if(wishes, [&](const Wish& wish) { return wish.color != color; });
     std::ranges::stable_sort(wishes, {}, &Wish::key);  // equal keys stay in rank order
     std::vector<int> members;
-    int place = 0;
+    int index = 0;
     for (const Wish& wish : wishes) {
-        if (wish.rank == rank()) place = int(members.size());
+        if (wish.rank == rank()) index = int(members.size());
         members.push_back(impl_->world_ranks[wish.rank]);
     }
-    auto group = std::make_shared<Impl>(std::move(name), std::move(members), place, next_group++);
+    auto group = std::make_shared<Impl>(std::move(name), std::move(members), index, next_group++);
     group->open();
     return Communicator(std::move(group));
 }

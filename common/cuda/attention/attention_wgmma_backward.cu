@@ -47,14 +47,14 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
     Element *const k = shared.k[consumer], *const v = shared.v[consumer],
                    *const ds = shared.ds[consumer];
 
-    RingPlace<1> kv_place;
-    StepPlace<Shape::stages> place;
+    PipelineState<1> kv_state;
+    StepState<Shape::stages> state;
     // Of this warp: it arrives once, and its part of dQ leaves from here.
     const auto arrive = [&](Barrier& at) { first_lane() ? barrier_arrive(&at) : void(); };
     const auto outgoing = [&] { return shared.outgoing[4 * consumer + int(thread_here()) / 32]; };
-    for (;; kv_place.advance()) {
-        barrier_wait(&shared.kv_full, kv_place.parity);
-        const int index = shared.tile[kv_place.parity];
+    for (;; kv_state.advance()) {
+        barrier_wait(&shared.kv_full, kv_state.parity);
+        const int index = shared.tile[kv_state.parity];
         if (index >= pieces.count()) break;
         const KeyTile keys(pieces, index);
         const int first = keys.first + 64 * consumer;
@@ -125,12 +125,12 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             for (int kk = 0; kk < queries / 16; ++kk) as_a(p_a[kk], p[2 * kk], p[2 * kk + 1]);
         };
         const auto store_ds = [&] {
-            barrier_wait(&shared.ds_free, place.step_parity() ^ 1);
+            barrier_wait(&shared.ds_free, state.step_parity() ^ 1);
             store_fragments<queries, 64>(ds, int(thread_here()) / 32 * 16, p, 1, 1);
         };
         float low = 0, high = 0;  // the factors of rows g and g + 8 of the dQ in `part`
         const auto load_factors = [&] {
-            const BackwardRows<D>& rows = shared.rows[place.stage_before()];
+            const BackwardRows<D>& rows = shared.rows[state.stage_before()];
             const int thread = int(thread_here()),
                       row = dq_query + thread / 32 * 16 + thread % 32 / 4;
             low = rows.factor[row], high = rows.factor[row + 8];
@@ -139,7 +139,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
         const auto store_dq = [&] {
             __syncwarp();
             arrive(shared.ds_free);
-            arrive(shared.empty[place.stage_before()]);
+            arrive(shared.empty[state.stage_before()]);
             make_room();
             round_dq(outgoing(), part, low, high);
         };
@@ -147,7 +147,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
         const auto send_dq = [&] {
             if (first_lane()) {
                 const int64_t to =
-                    int64_t(tiles.place(open.head_stride)) * (queries * D) + consumer * dq_tile;
+                    int64_t(tiles.index(open.head_stride)) * (queries * D) + consumer * dq_tile;
                 bulk_add(open.sums + to + int(thread_here()) / 32 * dq_of_warp, outgoing(),
                          sizeof(shared.outgoing[0]));
                 tma_store_commit();
@@ -155,9 +155,9 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             tiles.advance();
         };
         const auto make_step = [&](auto later) {  // than the first step, which has no previous one
-            const int stage = place.stage(), before = place.stage_before();
+            const int stage = state.stage(), before = state.stage_before();
             const BackwardRows<D>& rows = shared.rows[stage];
-            barrier_wait(&shared.full[stage], place.parity());
+            barrier_wait(&shared.full[stage], state.parity());
             const int highest_begin = rows.highest_begin, key_end = rows.key_end;
             load_rows(rows.log2_sum);
             wgmma_fence();
@@ -170,7 +170,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             to_probabilities(rows, highest_begin, key_end);
             // This wait is a branch, across which the compiler does not move the exponentials;
             // otherwise they would come after dV.
-            if constexpr (later) barrier_wait(&shared.ds_ready, place.step_parity() ^ 1);
+            if constexpr (later) barrier_wait(&shared.ds_ready, state.step_parity() ^ 1);
             wgmma_wait<1>(dv_sum);
             hold(p_a);
             keep_probabilities();
@@ -191,16 +191,16 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             sync_some<128>(1 + consumer);
             arrive(shared.ds_ready);
             if constexpr (later) send_dq();
-            place.advance();
+            state.advance();
         };
         if (tiles.count > 0) {
             make_step(std::false_type{});
             for (int left = tiles.count - 1; left > 0; --left) make_step(std::true_type{});
             wgmma_fence();
-            begin_dv(shared.dout[place.stage_before()]);
-            begin_dk(shared.q[place.stage_before()]);
+            begin_dv(shared.dout[state.stage_before()]);
+            begin_dk(shared.q[state.stage_before()]);
             load_factors();
-            barrier_wait(&shared.ds_ready, place.step_parity() ^ 1);
+            barrier_wait(&shared.ds_ready, state.step_parity() ^ 1);
             wgmma_fence();
             begin_dq();
             wgmma_wait<0>(part);
@@ -217,7 +217,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
         }
 
         // Read again, as all registers are in use.
-        const KeyTile tile(pieces, shared.tile[kv_place.parity]);
+        const KeyTile tile(pieces, shared.tile[kv_state.parity]);
         const int first_of_warp = first + int(thread_here()) / 32 * 16;
         store_gradients<D>(out, pieces, outgoing(), tile, first_of_warp, dv_sum, dk_sum, s);
     }

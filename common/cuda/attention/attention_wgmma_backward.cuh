@@ -77,8 +77,8 @@ __device__ inline int slow_round(float x) { return __float2int_rn(x) + rounded_z
 
 // Writes a warp's 16 rows of a part of dQ as such integers to `place`, multiplied by one factor for
 // this thread's row g and another for row g + 8 (mma.cuh).
-__device__ inline void round_dq(int* place, const float (&part)[8][4], float low, float high) {
-    int4* const to = reinterpret_cast<int4*>(place) + thread_here() % 32;
+__device__ inline void round_dq(int* state, const float (&part)[8][4], float low, float high) {
+    int4* const to = reinterpret_cast<int4*>(state) + thread_here() % 32;
     int too_large = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j)
@@ -126,7 +126,7 @@ __device__ void to_ds(float (&dp)[tiles][4], const uint32_t (&p)[tiles / 2][4],
 // A step's position in the rings. It counts to twice the number of stages, which determines all
 // parities as well.
 template <int stages>
-struct StepPlace {
+struct StepState {
     int n = 0;
     __device__ int stage() const { return n < stages ? n : n - stages; }
     __device__ int stage_before() const { return stage() == 0 ? stages - 1 : stage() - 1; }
@@ -157,7 +157,7 @@ struct QueryTiles {
         if (++number == per_head) number = begin, ++head;
     }
     // The tile's place in OpenTiles, with so many tiles from one head to the next.
-    __device__ int place(int stride) const { return head * stride + number; }
+    __device__ int index(int stride) const { return head * stride + number; }
 };
 
 // Runs on one thread, which requests what the consumers need, in the order in which they need it.
@@ -166,31 +166,31 @@ __device__ void produce(BackwardShared<D>& shared, const OpenTiles<D>& open, con
                         const CUtensorMap* dout, const CUtensorMap* k, const CUtensorMap* v,
                         const AttentionSizes& s, const DeviceMask& mask, const Pieces& pieces) {
     using Shape = BackwardShape<D>;
-    RingPlace<Shape::stages> place;
-    RingPlace<1> kv_place;
+    PipelineState<Shape::stages> state;
+    PipelineState<1> kv_state;
     // A tile's number, and how many bytes to expect.
     const auto publish = [&](int index, int bytes) {
-        barrier_wait(&shared.kv_empty, kv_place.parity ^ 1);
-        shared.tile[kv_place.parity] = index;
+        barrier_wait(&shared.kv_empty, kv_state.parity ^ 1);
+        shared.tile[kv_state.parity] = index;
         barrier_arrive_expect(&shared.kv_full, bytes);
-        kv_place.advance();
+        kv_state.advance();
     };
     for (int index = int(blockIdx.x); index < pieces.count(); index = take_tile(pieces.count())) {
         const KeyTile tile(pieces, index);
         QueryTiles<Shape::queries> tiles(mask, s, tile, pieces);
         const auto load_queries = [&] {
-            Barrier* const full = &shared.full[place.stage];
+            Barrier* const full = &shared.full[state.stage];
             const int part = (tiles.head - tile.b * int(s.H)) * Shape::parts;
-            barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
+            barrier_wait(&shared.empty[state.stage], state.parity ^ 1);
             barrier_arrive_expect(
                 full, sizeof(shared.q[0]) + sizeof(shared.dout[0]) + sizeof(shared.rows[0]));
-            tma_load(shared.q[place.stage], q, full, 0, tiles.number * Shape::queries, part,
+            tma_load(shared.q[state.stage], q, full, 0, tiles.number * Shape::queries, part,
                      tile.b);
-            tma_load(shared.dout[place.stage], dout, full, 0, tiles.number * Shape::queries, part,
+            tma_load(shared.dout[state.stage], dout, full, 0, tiles.number * Shape::queries, part,
                      tile.b);
-            bulk_load(&shared.rows[place.stage], &open.rows[tiles.place(open.head_stride)], full,
+            bulk_load(&shared.rows[state.stage], &open.rows[tiles.index(open.head_stride)], full,
                       sizeof(shared.rows[0]));
-            tiles.advance(), place.advance();
+            tiles.advance(), state.advance();
         };
         if (tiles.count > 0) load_queries();  // while the previous tile still needs its K and V
         publish(index, sizeof(shared.k) + sizeof(shared.v));

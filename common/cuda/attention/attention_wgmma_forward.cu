@@ -41,29 +41,29 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
     const int own_turn = first_turn + consumer,
               next_turn = first_turn + (consumer + 1) % Shape::consumers;
 
-    RingPlace<Shape::slots> place;
-    RingPlace<2> q_place;
-    const auto wait = [&](const RingPlace<Shape::slots>& at) {
+    PipelineState<Shape::slots> state;
+    PipelineState<2> q_state;
+    const auto wait = [&](const PipelineState<Shape::slots>& at) {
         barrier_wait(&shared.full[at.stage], at.parity);
     };
     const auto release = [&](int stage) {
         lane == 0 ? barrier_arrive(&shared.empty[stage]) : void();
     };
     const auto skip = [&] {
-        wait(place);
+        wait(state);
         __syncwarp();  // a late lane would miss the phase
-        release(place.stage);
-        place.advance();
+        release(state.stage);
+        state.advance();
     };
     const auto take_turn = [&] { sync_some<two>(own_turn); };
     const auto pass_turn = [&] { arrive_some<two>(next_turn); };
     if (consumer == Shape::consumers - 1) pass_turn();  // consumer 0 has the first turn
     bool stored = false;                                // an earlier tile
-    for (;; q_place.advance()) {
-        barrier_wait(&shared.q_full[q_place.stage], q_place.parity);
-        const int index = shared.tile[q_place.stage];
+    for (;; q_state.advance()) {
+        barrier_wait(&shared.q_full[q_state.stage], q_state.parity);
+        const int index = shared.tile[q_state.stage];
         if (index >= pieces.count()) break;
-        Element* const q = shared.q[q_place.stage][consumer];
+        Element* const q = shared.q[q_state.stage][consumer];
         const QueryTile<D> tile(pieces, index);
         const KeyTiles tiles = tile.keys(mask, pieces);
         const int first = tile.first + 64 * consumer,
@@ -124,8 +124,8 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
             pass_turn();
         }
         if (own > 0) {
-            const RingPlace k = place;
-            place.advance();
+            const PipelineState k = state;
+            state.advance();
             wait(k);
             if (own < tiles.count) take_turn();
             wgmma_fence();
@@ -138,16 +138,16 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
         // TMA has long read the previous tile's O: that buffer is free for the Q of the next tile
         if (leader && stored) {
             tma_store_wait_read<0>();
-            barrier_arrive(&shared.q_empty[q_place.stage ^ 1]);
+            barrier_arrive(&shared.q_empty[q_state.stage ^ 1]);
         }
         // finish_output comes at the beginning of an iteration, not at the end of the previous one:
         // within the loop's body the compiler would move its wait up before the exponentials.
         for (int i = own - 2; i >= 0; --i) {
             finish_output();
-            const RingPlace k = place;
-            place.advance();
-            const RingPlace v = place;
-            place.advance();
+            const PipelineState k = state;
+            state.advance();
+            const PipelineState v = state;
+            state.advance();
             wait(k);
             wait(v);
             take_turn();
@@ -162,9 +162,9 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
         }
         if (own > 0) {
             finish_output();
-            wait(place);
+            wait(state);
             wgmma_fence();
-            begin_output(shared.kv[place.stage]);
+            begin_output(shared.kv[state.stage]);
         }
         wgmma_wait<0>(out);
         hold(p);
@@ -179,7 +179,7 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
         if (pieces.per_tile > 1) {
             const int first_of_warp = 64 * consumer + 16 * warp;
             float* const o_piece =
-                pieces.results + tile.place(pieces) * forward_piece<D>(Shape::queries);
+                pieces.results + tile.index(pieces) * forward_piece<D>(Shape::queries);
             store_rows<D>(o_piece, first_of_warp, lane, out, inverse[0], inverse[1]);
             for (int r = 0; r < 2; ++r)
                 if (t == 0)

@@ -54,29 +54,29 @@ __device__ void produce(ForwardShared<D>& shared, const CUtensorMap* q, const CU
                         const Pieces& pieces) {
     using Shape = ForwardShape<D>;
     const int lane = int(threadIdx.x) % 32;
-    RingPlace<Shape::slots> place;
-    RingPlace<2> q_place;
+    PipelineState<Shape::slots> state;
+    PipelineState<2> q_state;
     const auto publish = [&](int index,
                              int bytes) {  // a tile's number, and how many bytes to expect
-        barrier_wait(&shared.q_empty[q_place.stage], q_place.parity ^ 1);
-        shared.tile[q_place.stage] = index;
-        barrier_arrive_expect(&shared.q_full[q_place.stage], bytes);
+        barrier_wait(&shared.q_empty[q_state.stage], q_state.parity ^ 1);
+        shared.tile[q_state.stage] = index;
+        barrier_arrive_expect(&shared.q_full[q_state.stage], bytes);
     };
-    for (int index = int(blockIdx.x); index < pieces.count(); q_place.advance()) {
+    for (int index = int(blockIdx.x); index < pieces.count(); q_state.advance()) {
         const QueryTile<D> tile(pieces, index);
         const KeyTiles tiles = tile.keys(mask, pieces);
         if (lane == 0) {
             publish(index, sizeof(shared.q[0]));
             for (int c = 0; c < Shape::consumers; ++c)
-                tma_load(shared.q[q_place.stage][c], q, &shared.q_full[q_place.stage], 0,
+                tma_load(shared.q[q_state.stage][c], q, &shared.q_full[q_state.stage], 0,
                          tile.first + 64 * c, tile.h * Shape::parts, tile.b);
             const int kv_part = tile.h / (int(s.H) / int(s.K)) * Shape::parts;
             const auto load = [&](const CUtensorMap* matrix, int i) {
-                barrier_wait(&shared.empty[place.stage], place.parity ^ 1);
-                barrier_arrive_expect(&shared.full[place.stage], sizeof(shared.kv[0]));
-                tma_load(shared.kv[place.stage], matrix, &shared.full[place.stage], 0,
+                barrier_wait(&shared.empty[state.stage], state.parity ^ 1);
+                barrier_arrive_expect(&shared.full[state.stage], sizeof(shared.kv[0]));
+                tma_load(shared.kv[state.stage], matrix, &shared.full[state.stage], 0,
                          tiles.begin + i * Shape::keys, kv_part, tile.b);
-                place.advance();
+                state.advance();
             };
             for (int i = tiles.count - 1; i >= 0; --i) {
                 load(k, i);

@@ -10,7 +10,7 @@ template <int D>
 __device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first_key,
                             const float (&dv)[D / 8][4], const float (&dk)[D / 8][4]) {
     constexpr int64_t numel = backward_keys * D;
-    float* const to = pieces.results + tile.place(pieces) * numel;
+    float* const to = pieces.results + tile.index(pieces) * numel;
     const int lane = int(thread_here()) % 32;
     store_rows<D>(to, first_key - tile.first, lane, dv);
     store_rows<D>(to + pieces.count() * numel, first_key - tile.first, lane, dk);
@@ -46,20 +46,21 @@ template <int D>
 __device__ void store_whole(const NarrowOutput& out, int* to, const KeyTile& tile, int first_key,
                             const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
                             const AttentionSizes& s) {
-    Element *const place = reinterpret_cast<Element*>(to), *const behind =
-                                                               D == 128 ? place : place + 16 * D;
+    Element *const to_shared = reinterpret_cast<Element*>(to), *const behind =
+                                                                   D == 128 ? to_shared
+                                                                            : to_shared + 16 * D;
     const int part = tile.h * BackwardShape<D>::parts;
     make_room();
-    store_fragments<D, 16>(place, 0, dv, 1, 1);
-    send_written([&] { tma_store(&out.dv, place, 0, first_key, part, tile.b); });
-    if (behind == place) make_room();
+    store_fragments<D, 16>(to_shared, 0, dv, 1, 1);
+    send_written([&] { tma_store(&out.dv, to_shared, 0, first_key, part, tile.b); });
+    if (behind == to_shared) make_room();
     store_fragments<D, 16>(behind, 0, dk, s.scale(), s.scale());
     send_written([&] { tma_store(&out.dk, behind, 0, first_key, part, tile.b); });
 }
 
 // 64 columns of fp32 at a time, as two tiles of 32: that is all that there is room for.
 template <int D, bool add>
-__device__ void store_columns(const CUtensorMap* map, float* place, const KeyTile& tile,
+__device__ void store_columns(const CUtensorMap* map, float* to_shared, const KeyTile& tile,
                               int first_key, const float (&rows)[D / 8][4], float factor) {
     const int lane = int(thread_here()) % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -70,35 +71,35 @@ __device__ void store_columns(const CUtensorMap* map, float* place, const KeyTil
             const float(&x)[4] = rows[8 * half + j];
             // Chunk c of a row r, 16 bytes, lies at c ^ (r % 8) (wgmma.cuh); g + 8 is like g.
             float* const to =
-                place + j / 4 * (16 * 32) + g * 32 + ((j % 4 * 2 + t / 2) ^ g) * 4 + t % 2 * 2;
+                to_shared + j / 4 * (16 * 32) + g * 32 + ((j % 4 * 2 + t / 2) ^ g) * 4 + t % 2 * 2;
             *reinterpret_cast<float2*>(to) = {x[0] * factor, x[1] * factor};
             *reinterpret_cast<float2*>(to + 8 * 32) = {x[2] * factor, x[3] * factor};
         }
         const int part = (tile.h * (D / 64) + half) * 2;
         send_written([&] {
-            add ? tma_add(map, place, 0, first_key, part, tile.b)
-                : tma_store(map, place, 0, first_key, part, tile.b);
+            add ? tma_add(map, to_shared, 0, first_key, part, tile.b)
+                : tma_store(map, to_shared, 0, first_key, part, tile.b);
         });
     }
 }
 template <int D, bool add>
-__device__ void store_whole(const WideOutput<add>& out, int* place, const KeyTile& tile,
+__device__ void store_whole(const WideOutput<add>& out, int* to_shared, const KeyTile& tile,
                             int first_key, const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
                             const AttentionSizes& s) {
-    float* const to = reinterpret_cast<float*>(place);
+    float* const to = reinterpret_cast<float*>(to_shared);
     store_columns<D, add>(&out.dv, to, tile, first_key, dv, 1);
     store_columns<D, add>(&out.dk, to, tile, first_key, dk, s.scale());
 }
 
-// Stores a warp's rows of dV and dK, or of a piece of them. `place` is the warp's own.
+// Stores a warp's rows of dV and dK, or of a piece of them. `to_shared` is the warp's own.
 template <int D, class Output>
-__device__ void store_gradients(const Output& out, const Pieces& pieces, int* place,
+__device__ void store_gradients(const Output& out, const Pieces& pieces, int* to_shared,
                                 const KeyTile& tile, int first_key, const float (&dv)[D / 8][4],
                                 const float (&dk)[D / 8][4], const AttentionSizes& s) {
     if (pieces.per_tile > 1)
         store_piece<D>(pieces, tile, first_key, dv, dk);
     else
-        store_whole<D>(out, place, tile, first_key, dv, dk, s);
+        store_whole<D>(out, to_shared, tile, first_key, dv, dk, s);
 }
 
 }  // namespace ultrascale::ops

@@ -36,7 +36,7 @@ struct TilePiece {
         return int(int64_t(all) * (piece + 1) / per_tile);
     }
     // The place of its result among those of all pieces.
-    __device__ int64_t place(const Pieces& pieces) const {
+    __device__ int64_t index(const Pieces& pieces) const {
         return int64_t(piece) * pieces.tiles() + number;
     }
 };

@@ -122,13 +122,13 @@ __global__ void __launch_bounds__(threads)
     const int tiles_added = opens ? 0 : tile.tiles_added;
     bool divide = false;
     if (thread < queries) {
-        const int place = row_place(thread), query = min(first + thread, int(s.Tq) - 1);
+        const int index = row_index(thread), query = min(first + thread, int(s.Tq) - 1);
         if constexpr (opens) {
             // after the last query Q and dO are zero, and so is everything computed from them
             const bool valid = query == first + thread;
             const int64_t at = head * s.Tq + query;
-            tile.log2_sum[place] = valid ? log2_sum_of(lse[at]) : 0;
-            tile.delta[place] = valid ? delta[at] : 0;
+            tile.log2_sum[index] = valid ? log2_sum_of(lse[at]) : 0;
+            tile.delta[index] = valid ? delta[at] : 0;
             tile.factor[thread] = lse[at] < INFINITY ? factor_for(0) : NAN;
             open.lengths[tile_number * queries + thread] = length[thread];
         }
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(threads)
             const int64_t kv_head = head / s.group();
             const float bound =
                 (open.lengths[tile_number * queries + thread] * __int_as_float(longest_v[kv_head]) +
-                 fabsf(tile.delta[place])) *
+                 fabsf(tile.delta[index])) *
                 __int_as_float(longest_k[kv_head]);
             const float before = tile.factor[thread],
                         factor = isnan(before) ? before : factor_for(bound);

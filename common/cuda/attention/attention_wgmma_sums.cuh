@@ -39,7 +39,7 @@ constexpr int backward_keys = 128;
 constexpr int rounded_zero = 0x4b400000;
 
 // What the backward kernel needs for a tile of queries besides Q and dO. TMA loads it with them, so
-// its size must be a multiple of 16 bytes. log2_sum and delta are ordered by row_place.
+// its size must be a multiple of 16 bytes. log2_sum and delta are ordered by row_index.
 template <int D>
 struct alignas(16) BackwardRows {
     static constexpr int queries = backward_queries(D);
@@ -53,7 +53,7 @@ struct alignas(16) BackwardRows {
 // S^T has queries as columns, of which a thread holds 8 j + 2 t and the next one (mma.cuh, t = lane
 // % 4). Here those of two neighbouring j are adjacent, so that one access at 16 (j / 2) + 4 t loads
 // four numbers.
-__host__ __device__ constexpr int row_place(int column) {
+__host__ __device__ constexpr int row_index(int column) {
     return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
 

@@ -32,7 +32,7 @@ struct Inputs {
 // Which rows a thread works on, and where they are in shared memory, for heads of at most 32 * c
 // columns. A lane accumulates columns lane, lane + 32, ... of its warp's rows.
 template <int c>
-struct Place {
+struct ThreadPosition {
     // rows: per warp. stride: from row to row in shared memory, padded by 16 bytes, so that lanes
     // read from different banks.
     static constexpr int rows = c <= 4 ? 8 : 2, block_rows = warps * rows, stride = 32 * c + 4;
@@ -53,7 +53,7 @@ struct Place {
 
     // There are T rows per head. The last rows come first: with a causal mask, the last queries
     // have the most work.
-    __device__ Place(int64_t T, int64_t heads) {
+    __device__ ThreadPosition(int64_t T, int64_t heads) {
         DYNAMIC_SHARED(float, shared);
         const int64_t blocks = (T + block_rows - 1) / block_rows, index = blockIdx.x / blocks,
                       warp = threadIdx.x / 32;
@@ -90,7 +90,7 @@ __device__ void stage(float* const (&to)[2], const T* x, const T* y, int64_t fro
                 for (int j = 0; j < 4 && row < present && column + j < D; ++j)
                     value.x[j] = to_float(from[j]);
             }
-            store(to[i] + row * Place<c>::stride + column, value);
+            store(to[i] + row * ThreadPosition<c>::stride + column, value);
         }
     }
     __syncthreads();
@@ -98,8 +98,8 @@ __device__ void stage(float* const (&to)[2], const T* x, const T* y, int64_t fro
 
 // dot[r] = this lane's row of the tile times the warp's row r.
 template <int c, int rows>
-__device__ void dots(float (&dot)[rows], const float* tile, const float* own, const Place<c>& at,
-                     int64_t D) {
+__device__ void dots(float (&dot)[rows], const float* tile, const float* own,
+                     const ThreadPosition<c>& at, int64_t D) {
     for (int r = 0; r < rows; ++r) dot[r] = 0;
 #pragma unroll 4
     for (int d = 0; d < int(D); d += 4) {
@@ -115,7 +115,7 @@ __device__ void dots(float (&dot)[rows], const float* tile, const float* own, co
 // weights of the tile's row l.
 template <int c, int rows>
 __device__ void accumulate(float (&sum)[rows][c], const float (&weight)[rows], const float* tile,
-                           const Place<c>& at) {
+                           const ThreadPosition<c>& at) {
     __syncwarp();  // the previous call may still be reading the weights
     for (int r = 0; r < rows; ++r) at.weights[at.lane * rows + r] = weight[r];
     __syncwarp();
@@ -131,7 +131,7 @@ __device__ void accumulate(float (&sum)[rows][c], const float (&weight)[rows], c
 }
 
 template <int c, class T>
-__device__ void store_row(T* to, const float (&sum)[c], float factor, const Place<c>& at,
+__device__ void store_row(T* to, const float (&sum)[c], float factor, const ThreadPosition<c>& at,
                           int64_t D) {
     for (int x = 0; x < c; ++x)
         if (at.lane + 32 * x < D) to[at.lane + 32 * x] = from_float<T>(sum[x] * factor);
@@ -139,7 +139,7 @@ __device__ void store_row(T* to, const float (&sum)[c], float factor, const Plac
 
 template <int c, class T>
 __global__ void __launch_bounds__(threads) forward(T* o, float* lse, Inputs<T> in) {
-    const Place<c> at(in.s.Tq, in.s.H);
+    const ThreadPosition<c> at(in.s.Tq, in.s.H);
     constexpr int rows = at.rows;
     const AttentionSizes& s = in.s;
     const int64_t q_begin = (at.b * s.Tq * s.H + at.head) * s.D,
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(threads) forward(T* o, float* lse, Inputs<T> i
 // dQ = dS K: the rows are queries, the tiles keys.
 template <int c, class T>
 __global__ void __launch_bounds__(threads) backward_queries(T* dq, Inputs<T> in) {
-    const Place<c> at(in.s.Tq, in.s.H);
+    const ThreadPosition<c> at(in.s.Tq, in.s.H);
     constexpr int rows = at.rows;
     const AttentionSizes& s = in.s;
     const int64_t q_begin = (at.b * s.Tq * s.H + at.head) * s.D,
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(threads) backward_queries(T* dq, Inputs<T> in)
 // them.
 template <int c, class T>
 __global__ void __launch_bounds__(threads) backward_keys(T* dk, T* dv, Inputs<T> in) {
-    const Place<c> at(in.s.Tk, in.s.K);
+    const ThreadPosition<c> at(in.s.Tk, in.s.K);
     constexpr int rows = at.rows;
     const AttentionSizes& s = in.s;
     const int64_t k_begin = (at.b * s.Tk * s.K + at.head) * s.D,
@@ -281,8 +281,8 @@ void attention_forward_plain(const Tensor& o, const Tensor& lse, const Tensor& q
         const Inputs<T> in = {data<T>(q), data<T>(k), data<T>(v), nullptr, nullptr,
                               nullptr,    s,          mask,       aligned};
         with_columns(s.D, [&]<int c>(std::integral_constant<int, c>) {
-            LAUNCH((forward<c, T>), Place<c>::blocks(s.Tq, s.B * s.H), threads,
-                   Place<c>::shared_bytes)
+            LAUNCH((forward<c, T>), ThreadPosition<c>::blocks(s.Tq, s.B * s.H), threads,
+                   ThreadPosition<c>::shared_bytes)
             (data<T>(o), lse.as<float>(), in);
         });
     });
@@ -297,11 +297,11 @@ void attention_backward_plain(const Tensor& dq, const Tensor& dk, const Tensor& 
                               lse.as<float>(), delta.as<float>(), s,          mask,
                               aligned};
         with_columns(s.D, [&]<int c>(std::integral_constant<int, c>) {
-            LAUNCH((backward_keys<c, T>), Place<c>::blocks(s.Tk, s.B * s.K), threads,
-                   Place<c>::shared_bytes)
+            LAUNCH((backward_keys<c, T>), ThreadPosition<c>::blocks(s.Tk, s.B * s.K), threads,
+                   ThreadPosition<c>::shared_bytes)
             (data<T>(dk), data<T>(dv), in);
-            LAUNCH((backward_queries<c, T>), Place<c>::blocks(s.Tq, s.B * s.H), threads,
-                   Place<c>::shared_bytes)
+            LAUNCH((backward_queries<c, T>), ThreadPosition<c>::blocks(s.Tq, s.B * s.H), threads,
+                   ThreadPosition<c>::shared_bytes)
             (data<T>(dq), in);
         });
     });

@@ -1,4 +1,4 @@
-// --estimate --gpus: the memory of a rank by its place in the pipeline.
+// --estimate --gpus: the memory of a rank by its rank in the pipeline.
 #pragma once
 
 #include "imagined.h"
@@ -6,17 +6,17 @@
 
 namespace ultrascale::five_d {
 
-// The places that differ: all of a short pipeline; of a long one the first three and the last two.
-inline std::vector<int> places_shown(int pp) {
-    std::vector<int> places;
-    for (int place = 0; place < pp; ++place)
-        if (pp <= 8 || place < 3 || place >= pp - 2) places.push_back(place);
-    return places;
+// The ranks that differ: all of a short pipeline; of a long one the first three and the last two.
+inline std::vector<int> pp_ranks_shown(int pp) {
+    std::vector<int> ranks;
+    for (int pp_rank = 0; pp_rank < pp; ++pp_rank)
+        if (pp <= 8 || pp_rank < 3 || pp_rank >= pp - 2) ranks.push_back(pp_rank);
+    return ranks;
 }
 
-// Says also which place has most, and why. The techniques are complete.
-inline void print_places(const Options& options, const StepShape& shape,
-                         const Techniques& techniques) {
+// Says also which rank has most, and why. The techniques are complete.
+inline void print_pipeline_ranks(const Options& options, const StepShape& shape,
+                                 const Techniques& techniques) {
     const Axes& axes = techniques.axes;
     const int ranks = axes.dp * axes.tp * axes.cp * axes.ep * axes.pp;
     const Schedule schedule = techniques.make_schedule(int(options.grad_accum));
@@ -28,20 +28,20 @@ inline void print_places(const Options& options, const StepShape& shape,
         "{}\n{} of {} tokens a step", describe(techniques),
         format_count(sequences_of_step(options, int64_t(axes.dp) * axes.ep), "sequence"),
         shape.seq));
-    print("\nmemory of a rank, by its place in the pipeline, in GiB");
-    print("  place layers         weights  grads states  activations: in flight  buffers     all");
+    print("\nmemory of a rank, by its rank in the pipeline, in GiB");
+    print("   rank layers         weights  grads states  activations: in flight  buffers     all");
     struct Row {
-        int place;
+        int pp_rank;
         MemoryEstimate memory;
         double in_flight;
         bool embedding = false, head = false;
     };
     std::vector<Row> rows;
-    for (const int place : places_shown(axes.pp)) {
-        Row row{place, predict_imagined(options, shape, techniques, place).memory,
-                peak_in_flight(schedule, place, true)};
+    for (const int pp_rank : pp_ranks_shown(axes.pp)) {
+        Row row{pp_rank, predict_imagined(options, shape, techniques, pp_rank).memory,
+                peak_in_flight(schedule, pp_rank, true)};
         int64_t layers = 0;
-        for (const Chunk& chunk : schedule.chunks[size_t(place)]) {
+        for (const Chunk& chunk : schedule.chunks[size_t(pp_rank)]) {
             const Stage& stage = stages[size_t(chunk.stage)];
             layers += stage.last_layer - stage.first_layer;
             row.embedding = row.embedding || stage.embedding, row.head = row.head || stage.head;
@@ -51,15 +51,15 @@ inline void print_places(const Options& options, const StepShape& shape,
         print(fmt::format(
             "  {:>5} {:>6}{:<10} {:>6.2f} {:>6.2f} {:>6.2f} {:>12.2f} {:>10.1f} "
             "{:>8.2f} {:>7.2f}",
-            place, layers,
+            pp_rank, layers,
             row.embedding && row.head ? " + both"
             : row.embedding           ? " + embed"
             : row.head                ? " + head"
                                       : "",
             gib(m.parameters), gib(m.gradients), gib(m.optimizer), gib(m.peak_activations),
             row.in_flight, gib(m.peak_communication), gib(m.total())));
-        report.row({{"table", "places"},
-                    {"place", int64_t(place)},
+        report.row({{"table", "pipeline_ranks"},
+                    {"pp_rank", int64_t(pp_rank)},
                     {"layers", layers},
                     {"parameters", m.parameters},
                     {"gradients", m.gradients},
@@ -79,7 +79,7 @@ inline void print_places(const Options& options, const StepShape& shape,
     because(worst.in_flight > 1, fmt::format("{:.4g} micro-batches in flight", worst.in_flight));
     because(worst.embedding, "the embedding");
     because(worst.head, "the head and its logits");
-    print(fmt::format("  most at place {}{}{}", worst.place, why.empty() ? "" : ": it has ", why));
+    print(fmt::format("  most at rank {}{}{}", worst.pp_rank, why.empty() ? "" : ": it has ", why));
     if (const int64_t limit = memory_limit(); limit > 0)
         print(fmt::format("  a rank has {} here: it {}", format_bytes(double(limit)),
                           worst.memory.total() <= limit ? "fits" : "does not fit"));
