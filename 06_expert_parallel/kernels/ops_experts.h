@@ -37,9 +37,9 @@ void router_backward(Tensor dlogits, const Tensor& dweights, const Tensor& score
 // they are 0. x's rows in this order: scatter_rows(rows, x, row_map).
 void sort_by_expert(Tensor counts, Tensor order, Tensor row_map, const Tensor& experts);
 
-// rows(row_map(n, j)) = x(n): a token's row goes to the row of each of its choices. x (N, h); row_map
-// (N, k) int32: -1 is none, and no row occurs twice. Rows (R, h) that it does not name keep what
-// they hold.
+// rows(row_map(n, j)) = x(n): a token's row goes to the row of each of its choices. x (N, h);
+// row_map (N, k) int32: -1 is none, and no row occurs twice. Rows (R, h) that it does not name keep
+// what they hold.
 void scatter_rows(Tensor rows, const Tensor& x, const Tensor& row_map);
 // y (N, h) = residual + sum over j, in order, of rows(row_map(n, j)); added in fp32 and rounded
 // once. A row_map of -1 adds nothing; residual may be empty, or y. Each of the two is the other's
