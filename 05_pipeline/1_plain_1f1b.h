@@ -48,6 +48,7 @@ public:
     // rank's stage contributes.
     void run(Step& step, Hooks* hooks = nullptr) {
         step.call_hooks({hooks});
+        // exercise 05.7 begin: warm up; a forward, a backward; the rest
         const int64_t m = step.accumulated,
                       warmup = std::min<int64_t>(pp_.size() - 1 - pp_.rank(), m);
         for (int64_t i = 0; i < warmup; ++i) {
@@ -70,6 +71,7 @@ public:
             Tensor dx = backward(std::move(dy));
             send(std::move(dx), above_);
         }
+        // exercise 05.7 end
     }
 
 private:
