@@ -110,7 +110,7 @@ public:
         for (double& end : seconds) end -= begin_;
         return seconds;
     }
-    // What was held at the highest moment of each step.
+    // The memory held at the highest moment of each step.
     std::vector<MemoryByCategory> highest_by_step() const {
         std::vector<MemoryByCategory> highest(ends_.size(), MemoryByCategory{});
         for (const MemoryPoint& point : memory_timeline()) {
@@ -121,7 +121,7 @@ public:
         }
         return highest;
     }
-    // Cuts the time into `columns` equal slices and returns what was held at each one's highest
+    // Cuts the time into `columns` equal slices and returns the memory held at each one's highest
     // moment.
     std::vector<MemoryByCategory> highest_by_column(int columns) const {
         std::vector<MemoryByCategory> highest(size_t(columns), MemoryByCategory{});
