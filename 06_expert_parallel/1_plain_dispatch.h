@@ -104,14 +104,16 @@ protected:
     Trip plan(const Tensor& chosen, const Tensor& tokens) const {
         const int64_t n = ep_.size(), here = count_ / n;
         const Tensor to = Tensor::empty({count_}, DType::int32, Memory::workspace),
-                     from = Tensor::empty({count_}, DType::int32, Memory::workspace),
                      order = activation({chosen.numel()}, DType::int32);
         Trip trip{.row_map = activation(chosen.shape(), DType::int32)};
         ops::sort_by_expert(to, order, trip.row_map, chosen);  // rows for each expert, of any rank
+        // exercise 06.5 begin: trade counts; how many rows go to and come from each rank
+        const Tensor from = Tensor::empty(to.shape(), DType::int32, Memory::workspace);
         ep_.all_to_all(from, to);  // rows from each rank, for each of this rank's experts
         const std::vector<int32_t> mine = read_counts(to), theirs = read_counts(from);
         trip.sizes = {rows_by_rank(mine, n), rows_by_rank(theirs, n)};
         trip.by_expert = std::make_shared<RowsByExpert>(theirs, n, here);
+        // exercise 06.5 end
         statistics_.one_way(ep_, std::vector<int64_t>(size_t(n), here), sizeof(int32_t));
         statistics_.choices(ep_, trip.sizes, tokens.cols() * dtype_bytes(tokens.dtype()));
         statistics_.rows({trip.sizes.received(),

@@ -86,14 +86,13 @@ struct StepLoads {
 // losses' gradients.
 class LoadBalance {
 public:
-    // `micro_batches`: of a step, on all ranks together; `accumulated`: on this rank.
+    // `micro_batches`: of a step, on all ranks together.
     LoadBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
-                int64_t accumulated, const SharedTokens& shared = {})
+                const SharedTokens& shared = {})
         : config_(config),
           options_(options),
           shared_(shared),
           micro_batches_(double(micro_batches)),
-          accumulated_(double(accumulated)),
           layers_(config.layers - config.experts.first_dense),
           biases_(size_t(layers_)) {}
 
@@ -233,9 +232,7 @@ private:
         const double tokens = double(s.tokens / S) * (global() ? micro_batches_ : 1),
                      of = aux_factor(options_.aux, double(config_.experts.count),
                                      double(config_.experts.router.top_k), double(layers_), tokens);
-        if (global()) return of;
-        const bool wrong = options_.trap == ExpertTrap::aux_times_micro_batches;
-        return of / double(S) / (wrong ? micro_batches_ / accumulated_ : micro_batches_);
+        return global() ? of : of / double(S) / micro_batches_;
     }
     Tensor zeros(int64_t rows) const {
         return Tensor::zeros({rows, config_.experts.count}, DType::fp32, Memory::workspace);
@@ -249,7 +246,7 @@ private:
     LlamaConfig config_;
     ExpertOptions options_;
     SharedTokens shared_;
-    double micro_batches_, accumulated_;
+    double micro_batches_;
     int64_t layers_;
     bool count_only_ = false;
     std::map<int, OfMicroBatch> by_micro_batch_;  // the step's end adds up their losses

@@ -206,7 +206,6 @@ public:
 private:
     // counts (chunks ranks, G). The host waits once, for the counts of all chunks.
     void exchange_counts(const Tensor& counts) {
-        // exercise 06.5 begin: trade counts; how many rows go to and come from each rank
         const int64_t ranks = ep_.size(), here = counts.cols();
         const Tensor in = Tensor::empty(counts.shape(), DType::int32, Memory::workspace);
         for (int64_t c = 0; c < chunks(); ++c) {
@@ -226,7 +225,6 @@ private:
             chunk.by_expert = std::make_shared<RowsByExpert>(chunk_counts(theirs), ranks, here);
             chunk.counts = chunk.by_expert->counts();
         }
-        // exercise 06.5 end
     }
 };
 

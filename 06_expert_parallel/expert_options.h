@@ -21,18 +21,6 @@ enum class Drop { by_position, by_score };
 // shared experts; also, in chunks of tokens, the experts on another chunk.
 enum class ExpertOverlap { none, gradients, shared, chunks };
 
-// Mistakes to make on purpose. Each is caught by --verify: README.md says how.
-enum class ExpertTrap {
-    none,
-    groups_masked_with_0,     // groups that are not chosen compete with a score of 0
-    weights_from_biased,      // weights contain the bias that was meant for the choice alone
-    softmax_twice,            // the auxiliary loss takes the softmax of probabilities
-    experts_summed_over_ep,   // experts' gradients are summed over ranks with other experts
-    experts_divided_by_ep,    // they are divided by ep, as if they were means
-    norm_without_experts,     // the norm that clips counts this rank's experts only
-    aux_times_micro_batches,  // each micro-batch adds the whole auxiliary loss
-};
-
 struct ExpertOptions {
     int ep = 0;  // ranks that share the experts; 0: all
     Dispatch dispatch = Dispatch::expert;
@@ -50,7 +38,6 @@ struct ExpertOptions {
     double skew = 0;
     ExpertOverlap overlap = ExpertOverlap::none;
     int chunks = 2;  // with ExpertOverlap::chunks
-    ExpertTrap trap = ExpertTrap::none;
 
     bool forced() const { return force_balance || skew > 0; }
     // The chunks in which a micro-batch's rows travel.

@@ -28,8 +28,7 @@ public:
           options_(options),
           ep_(mesh.group("ep")),
           all_(shared.all ? *shared.all : mesh.group({"dp", "ep"})),
-          balance_(config, options, accumulated * mesh.group({"dp", "ep"}).size(), accumulated,
-                   shared),
+          balance_(config, options, accumulated * mesh.group({"dp", "ep"}).size(), shared),
           statistics_({.ranks = options.node_size}),
           capacity_(ep_.size(), config.experts.count) {
         if (options.max_nodes > 0) nodes_.emplace(ep_, Nodes{.ranks = options.node_size});
@@ -80,6 +79,11 @@ public:
     // The laboratory looks on: at the choices of all layers, for --verify, and at a step's loads.
     SeeChoices log;
     std::function<void(const StepLoads&)> see_loads;
+    // And it may put another router in, before the model is built (lab/traps.h).
+    std::function<std::unique_ptr<Router>(ParameterList&, const ModulePath&, LoadBalance&)>
+        make_router = [this](ParameterList& list, const ModulePath& block, LoadBalance& balance) {
+            return std::make_unique<Router>(list, block, config_, options_, balance);
+        };
 
 private:
     // A forward of all micro-batches in which routers only count their choices. Nothing is kept,
@@ -103,7 +107,7 @@ private:
                                          const ModulePath& layer) {
         const ExpertsConfig& e = config_.experts;
         const ModulePath block = layer.part(expert_names(config_).block);
-        auto router = std::make_unique<Router>(list, block, config_, options_, balance_);
+        auto router = make_router(list, block, balance_);
         GroupedSwiGLU here = experts_of_rank(
             list, block, config_, ep_, balance_.shared().replica_groups, options_.chunks_here());
         const bool plain = options_.dispatch == Dispatch::plain && ep_.size() > 1;

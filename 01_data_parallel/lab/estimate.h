@@ -21,9 +21,12 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
         run_prediction.memory.gradients *= 2;  // the sums over micro-batches
     const bool diloco = chapter.sync.kind == SyncKind::diloco;
     if (diloco) add_diloco(run_prediction, chapter.sync.diloco, ranks, parameters, steps);
-    const int64_t numbers = diloco ? 2 : 1;  // the loss, and DiLoCo's mean of the ranks' norms
-    if (diloco || ranks.size() > 1)
-        run_prediction.communication.add(ranks, Collective::all_reduce, steps, steps * 8 * numbers);
+    PredictedCommunication step_end;  // the loss, and DiLoCo's mean of the ranks' norms
+    if (diloco)
+        step_end.add(ranks, Collective::all_reduce, 1, 2 * sizeof(double));
+    else
+        step_end.add_scalar_sum(ranks);
+    run_prediction.communication += step_end.times(steps);
     return run_prediction;
 }
 

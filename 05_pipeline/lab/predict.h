@@ -67,8 +67,8 @@ inline MemoryWalk walk_memory(const Pipeline& pipeline, int rank) {
 
 // The sums that end a step which waits for its norm: of the norm, and of the loss.
 inline void add_norm_and_loss(PredictedCommunication& step_communication, int pp, int dp) {
-    if (pp > 1) step_communication.add({"pp", pp}, Collective::all_reduce, 1, 8);
-    if (pp * dp > 1) step_communication.add({"world", pp * dp}, Collective::all_reduce, 1, 8);
+    step_communication.add_scalar_sum({"pp", pp});
+    step_communication.add_scalar_sum({"world", pp * dp});
 }
 
 // Of a step: without the norm and the loss, or with them as train_step() sums them.
@@ -111,8 +111,7 @@ inline Prediction predict_post_validation(const Pipeline& pipeline, int64_t step
     };
     if (rank > 0) add("norm down", 0), add("norm up", PostValidation::bytes_of_parts(p));
     if (rank < p - 1) add("norm down", PostValidation::bytes_of_parts(rank + 1)), add("norm up", 0);
-    if (dp.ranks > 1)
-        step_prediction.communication.add(dp, Collective::all_reduce, 1, 8);  // the loss
+    step_prediction.communication.add_scalar_sum(dp);  // the loss
     PredictedCommunication again;
     add_messages(again, pipeline.plan, rank, std::llround(message_bytes(pipeline.shape)), true);
     Prediction run_prediction = step_prediction.times(steps);

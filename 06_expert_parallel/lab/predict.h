@@ -126,10 +126,9 @@ inline Prediction predict_fixed(const StepShape& shape, const ExpertOptions& o,
     add_flops(prediction, shape, active_parameter_count(shape.config));
     add_sums(prediction, parameters, mesh, shape.grad_dtype);
     const Communicator &all = mesh.group({"dp", "ep"}), &ep = mesh.norm_group();
-    if (ep.size() > 1) prediction.communication.add(ep, Collective::all_reduce, 1, 8);  // the norm
-    if (all.size() == 1) return prediction;
-    prediction.communication.add(all, Collective::all_reduce, 1, 8);  // the loss
-    add_loads(prediction.communication, o, balance, all);
+    prediction.communication.add_scalar_sum(ep);   // the norm
+    prediction.communication.add_scalar_sum(all);  // the loss
+    if (all.size() > 1) add_loads(prediction.communication, o, balance, all);
     return prediction;
 }
 
