@@ -1,5 +1,5 @@
-// Assembles tensors of which every rank holds parts on rank 0, one at a time, to save a sharded
-// model.
+// Assembles tensors whose parts are spread over the ranks on rank 0, one at a time, to save a
+// sharded model.
 #pragma once
 
 #include <vector>
@@ -11,8 +11,8 @@ namespace ultrascale {
 
 class GatherParts {
 public:
-    // All ranks of `group` (nullptr: this rank has everything) call it with their parts. Parts that
-    // several ranks hold (replicas) are taken from the first of them.
+    // All ranks of `group` (nullptr: this rank has everything) call it with their parts. If several
+    // ranks hold the same part (replicas), it is taken from the first of them.
     GatherParts(const Communicator* group, std::vector<TensorPart> mine);
 
     struct Whole {

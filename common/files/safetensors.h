@@ -69,8 +69,8 @@ private:
 inline constexpr int64_t default_shard_bytes =
     5'000'000'000;  // long the default of Hugging Face's save_pretrained
 
-// Writes tensors one at a time, so that a technique with shards can gather one, write it and free
-// it. The file is `dir`/`stem`.safetensors; above max_shard_bytes the files are
+// Writes tensors one at a time, so that a technique with shards can gather a tensor, write it and
+// free it. The file is `dir`/`stem`.safetensors; above max_shard_bytes the files are
 // `dir`/`stem`-00001-of-00003.safetensors, ... with `dir`/`stem`.safetensors.index.json. Each file
 // is renamed to its name when it is complete, the index last.
 class SafetensorsWriter {
@@ -82,7 +82,7 @@ public:
     };
     SafetensorsWriter(const std::string& dir, const std::string& stem, std::vector<Item> items,
                       int64_t max_shard_bytes = default_shard_bytes);
-    // Writes the next item's value, converted if its dtype is a different floating-point one.
+    // Writes the next item's value. A different floating-point dtype is converted.
     void write(const Tensor& value);
     void finish();  // call it after the last item
     ~SafetensorsWriter();

@@ -1,5 +1,5 @@
-// What a rank will hold and send in a step, by formula. A chapter begins with what the model and
-// its activations need, and every technique adds its own part (add_to(Prediction&)):
+// Predicts by formula what a rank holds and sends in a step. A chapter begins with what the model
+// and its activations need, and every technique adds its own part (add_to(Prediction&)):
 //
 //     Prediction p;
 //     add_parameters(p, parameters.local_numel(), shape);    estimate.h: with gradients, optimizer
@@ -8,7 +8,7 @@
 //     sync.add_to(p);                                        01: its all-reduces and its buffers
 //     report.memory(p), report.communication(p, steps), report.throughput(p)
 //
-// The report prints it next to what was measured and counted.
+// The report prints it next to the measured and counted numbers.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@
 
 namespace ultrascale {
 
-// What persists is predicted to the byte. Peaks may differ by this fraction of the prediction.
+// Persistent memory is predicted to the byte. Peaks may differ by this fraction of the prediction.
 inline constexpr double peak_tolerance = 0.01;
 inline bool peak_as_predicted(int64_t predicted, int64_t measured) {
     const double off = double(measured) - double(predicted);

@@ -11,7 +11,7 @@ namespace {
 
 // ---- memory ------------------------------------------------------------------------------------
 
-// Peaks may be slightly off; what persists must be equal.
+// Peaks may be slightly off; persistent memory must be equal.
 struct MemoryRow {
     const char* name;
     int64_t predicted, measured;
