@@ -133,7 +133,8 @@ std::vector<Kernel> chosen(const Chapter& chapter) {
     return kernels;
 }
 
-// Whose tiles --svg draws: the last of the fp32 product's kernels that run here, or the student's.
+// The kernel whose tiles --svg draws: the last of the fp32 product's kernels that run here, or the
+// student's.
 const Kernel& to_draw(const std::vector<Kernel>& kernels) {
     const Kernel* last = nullptr;
     for (const Kernel& k : kernels)

@@ -15,7 +15,7 @@ struct Area {
     std::string text() const { return fmt::format("{} x {}", rows, columns); }
 };
 
-// What belongs to one owner, cut into rectangles.
+// Each owner's elements, cut into rectangles.
 using Areas = std::map<int, std::vector<Area>>;
 template <class Of>  // int of(row, column); negative: nobody
 Areas areas_of(const Area& within, const Of& of) {
@@ -43,7 +43,7 @@ Areas areas_of(const Area& within, const Of& of) {
         }
     return areas;
 }
-// The least area that has them all.
+// The smallest area that contains all of them.
 Area around(const std::vector<Area>& areas) {
     Area all = areas.at(0);
     int64_t bottom = 0, right = 0;
@@ -60,7 +60,7 @@ int64_t elements(const std::vector<Area>& areas) {
     for (const Area& area : areas) sum += area.rows * area.columns;
     return sum;
 }
-// Rows, or columns, in which they have something.
+// The number of rows, or columns, that the areas cover.
 int64_t lines(const std::vector<Area>& areas, int64_t Area::*begin, int64_t Area::*count) {
     std::set<int64_t> found;
     for (const Area& area : areas)

@@ -1,8 +1,8 @@
 // A grid-stride loop: there are as many blocks as the GPU can hold at once, and each thread takes
 // every (number of threads)-th element.
 //
-// The same kernel works for any n and any grid, blocks are started once, and what all elements have
-// in common is computed once per thread. In each iteration the threads of a warp still touch
+// The same kernel works for any n and any grid, blocks are started once, and values that all
+// elements share are computed once per thread. In each iteration the threads of a warp still touch
 // neighbouring elements: since the stride is the whole grid, the accesses stay coalesced.
 #include "../kernel.h"
 

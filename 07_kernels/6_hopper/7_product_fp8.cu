@@ -33,7 +33,8 @@ constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;  // 3_product_two_consumers.cu
 constexpr int cluster = 2;                                        // blocks
 constexpr int tiles_below = 16 / cluster;                         // tiles of a cluster
-constexpr int b_rows = tile_columns / cluster;                    // rows of B that a block asks for
+constexpr int b_rows = tile_columns / cluster;                    // rows of B for which a block
+                                                                  // asks
 
 struct Stage {
     Element a[tile_rows * 64], b[tile_columns * 64];  // two fp8 in an element
@@ -113,7 +114,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             }
             wgmma_wait<0>(sum);
             for (int step = steps < under_way ? steps : under_way; step > 0; --step)
-                free_stage();  // the producers go on
+                free_stage();  // the producers continue
 #pragma unroll
             for (auto& four : sum)
                 for (float& s : four) s *= scale;
@@ -128,7 +129,8 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         if (threadIdx.x % 32 == 0)
             tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }
-    // The other block arrives at this one's barriers until it has multiplied what this one sent.
+    // The other block arrives at this one's barriers until it has multiplied the tiles that this
+    // one sent.
     cluster_sync();
 }
 

@@ -1,4 +1,4 @@
-// Products in groups, as a mixture of experts needs them: the kernel that this project trains with
+// Products in groups, as a mixture of experts needs them: the kernel with which this project trains
 // on Hopper, 06_expert_parallel/kernels/grouped_wgmma.cu. It adds to 6_product_async_store:
 //
 //   - Which matrix B a tile needs depends on its group, and how many rows each group has is known

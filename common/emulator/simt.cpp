@@ -62,7 +62,7 @@ struct StackAllocator {
     }
 };
 
-// Which threads wait where; threads that wait at the same place form a group.
+// Describes which threads wait where; threads that wait at the same place form a group.
 std::string who_waits(const Block& b) {
     std::map<std::pair<std::string, const void*>, std::vector<uint32_t>> groups;
     for (const Thread& t : b.threads)

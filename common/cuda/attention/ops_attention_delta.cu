@@ -1,5 +1,5 @@
-// delta = rowsum(dout * o), all that attention's backward needs from the output. Reads both once (4
-// bytes per element in bf16).
+// delta = rowsum(dout * o), which is all that attention's backward needs from the output. Reads
+// both once (4 bytes per element in bf16).
 #include "cuda/ops_common.cuh"
 
 namespace ultrascale::ops {
