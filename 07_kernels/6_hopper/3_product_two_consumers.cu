@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(threads, 1)
             if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[to_free.stage]);
             to_free.advance();
         }
-        wgmma_wait<0>(sum);  // nobody waits for the last stages to become free
+        wgmma_wait<0>(sum);  // the last stages need not become free
         store_sums(C, M, N, row0 + warpgroup * 64, column0, sum);
     }
 }

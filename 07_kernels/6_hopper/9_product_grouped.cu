@@ -5,8 +5,8 @@
 //     on the device only. So a thread of each cluster walks through the groups' counts, and the
 //     host waits for nothing: it starts as many blocks as there are multiprocessors, whatever the
 //     counts are.
-//   - Tiles at the end of a group take less time than others. So a cluster is dealt its next pair
-//     of tiles when it is about to finish one, instead of every so many-th pair from the start.
+//   - Tiles at the end of a group take less time than others. So a cluster receives its next pair
+//     of tiles when it is about to finish one; the pairs are not assigned in advance.
 //   - A group ends at any row, in the middle of a tile. A tile reads on into the next group, but
 //     the sums of those rows are thrown away:
 //

@@ -20,8 +20,8 @@ public:
         Shape shape;
         DType dtype;
     };
-    // The same list on every rank, sorted by name, so that the file is the same for every
-    // distribution of the tensors.
+    // All tensors, the same list on every rank, sorted by name, so that the file is the same for
+    // every distribution of the tensors.
     const std::vector<Whole>& tensors() const { return tensors_; }
 
     // All ranks call it for the same tensor. Returns the tensor on rank 0, and an empty one

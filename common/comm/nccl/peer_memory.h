@@ -19,7 +19,7 @@
 
 namespace ultrascale {
 
-// It also orders a group's calls, and synchronizes its ranks' streams (meet).
+// Allocates such memory, orders a group's calls, and synchronizes its ranks' streams (meet).
 class PeerMemory : public Allocator, public std::enable_shared_from_this<PeerMemory> {
 public:
     // Called by all ranks of the group, which must live as long as anyone allocates. Returns
@@ -64,7 +64,7 @@ private:
         std::vector<char*> by_rank;  // its own, and the others' as mapped here
         int64_t bytes;
         bool used = true;
-        // the number of meetings when it was freed; for a new block one less, as nobody has used it
+        // the number of meetings when it was freed; for a new block, which was never used, one less
         uint32_t let_go_at;
     };
     explicit PeerMemory(Communicator::Impl& group);

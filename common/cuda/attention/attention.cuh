@@ -87,7 +87,7 @@ struct DeviceMask {
         return all;
     }
 };
-// The same mask with a stride of 1. Positions become numbers of keys, counted from key 0, so no
+// The mask with a stride of 1. Positions become numbers of keys, counted from key 0, so no
 // kernel divides by the stride (ops_attention_mask.cu).
 AttentionMask counted_in_keys(const AttentionMask& mask);
 

@@ -87,8 +87,8 @@ struct Prediction {
     // The whole model's FLOPs per token of the batch: what a token needs (the same for every
     // technique), and what is computed a second time.
     double flops_per_token = 0, recomputed_flops_per_token = 0;
-    // Of which scores and weighted sums of attention, as if each token saw the whole sequence; and
-    // the share of the sequence that it sees on average: half, with a causal mask.
+    // Attention's scores and weighted sums in these FLOPs, as if each token saw the whole sequence;
+    // and the share of the sequence that it sees on average: half, with a causal mask.
     double attention_flops_per_token = 0, recomputed_attention_flops_per_token = 0;
     double seen = 0.5;
 
