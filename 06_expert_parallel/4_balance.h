@@ -250,8 +250,7 @@ private:
     int64_t layers_;
     bool count_only_ = false;
     std::map<int, OfMicroBatch> by_micro_batch_;  // the step's end adds up their losses
-    std::vector<Tensor> biases_;                  // empty: a router without a bias, or on another
-                                                  // rank
+    std::vector<Tensor> biases_;                  // empty: no bias, or on another rank
     Tensor step_, z_;  // the step's counts (layers, E); sum of the z-loss
     Tensor global_, global_of_all_layers_;
 };

@@ -23,8 +23,7 @@ public:
     CapacityPlan(int64_t ranks, int64_t experts)
         : blocks_(std::make_shared<RowsByExpert>(std::vector<int32_t>(size_t(experts), 1), ranks,
                                                  experts / ranks)) {}
-    const std::shared_ptr<const RowsByExpert>& blocks() const { return blocks_; }  // blocks of C
-                                                                                   // rows
+    const std::shared_ptr<const RowsByExpert>& blocks() const { return blocks_; }  // of C rows
 
     void count(const Tensor& counts, int64_t capacity) { counted_.emplace_back(counts, capacity); }
     // All choices and the dropped ones, since the last call.

@@ -28,8 +28,7 @@ public:
         struct OfStage {
             int64_t left, arrived;
             int64_t most = left;     // that could have left
-            bool in_buffer = false;  // they arrive in a buffer of communication, not in an
-                                     // activation
+            bool in_buffer = false;  // they arrive in a buffer, not in an activation
         };
         std::vector<OfStage> stages = {};
         std::vector<int64_t> chunks = {};

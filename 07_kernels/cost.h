@@ -24,8 +24,7 @@ struct Cost {
     double total = 0;               // kernels are ranked by this; 0: not observed
     double memory = 0, shared = 0;  // the time that each takes by itself, in the same unit
     double atomics = 0;             // threads' operations on global memory
-    std::string conflicts = {};     // the shared accesses that lose most turns: "loads", "stores",
-                                    // ...
+    std::string conflicts = {};     // shared accesses that lose most turns: "loads", "stores", ...
     double turns = 0, at_best = 0;  // turns per request of these; at best: without bank conflicts
 };
 inline constexpr double sector_bytes = 32, turn_bytes = 16;

@@ -92,8 +92,7 @@ struct Chapter {
         return {.micro_batch = options.micro_batch,
                 .mean = naive_mean ? MeanOver::micro_batch : MeanOver::batch};
     }
-    static int64_t first_step(const Options& options) {  // of this run: 0, or the step from which
-                                                         // it resumes
+    static int64_t first_step(const Options& options) {  // of this run: 0, or where it resumes
         const bool resumes = !options.load.empty() && has_training_state(options.load);
         return resumes ? load_training_state(options.load).step : 0;
     }

@@ -26,8 +26,7 @@ namespace ultrascale::pipeline {
 // those into which DeepSeek-AI divide the schedule.
 struct DualPipeRank {
     int below;          // ranks between this one and the turning point
-    int above;          // ranks between this one and the end where its first chunk's micro-batches
-                        // enter
+    int above;          // ranks between it and the end where its first chunk's micro-batches enter
     int main_pairs;     // pairs in the main phase
     int first, second;  // its chunks: the one with which it begins, and the other
 };

@@ -15,8 +15,7 @@ struct Compared {
     Measured measured;
     Costs costs;
     std::optional<Simulation> simulated, ran;  // empty for the plain loop, which records no actions
-    double activations = 0, in_flight = 0;  // the most that a rank holds, in bytes and
-                                            // micro-batches
+    double activations = 0, in_flight = 0;     // a rank's most, bytes and micro-batches
     double loss;
     bool as_predicted;
 };

@@ -22,8 +22,7 @@ inline double margin_of(const std::vector<int>& experts, const std::vector<doubl
     const size_t G = size_t(settings.groups), each = scores.size() / G,
                  keep = size_t(settings.top_groups);
     std::vector<Number> group_scores;
-    std::vector<Number> best_other(G, {-INFINITY, 1});  // of each group's experts that were not
-                                                        // chosen
+    std::vector<Number> best_other(G, {-INFINITY, 1});  // of each group's other experts
     std::vector<bool> needed(G, false);                 // the groups of the chosen experts
     Number last{INFINITY, 1};                           // the lowest expert that was chosen
     for (size_t g = 0; g < G; ++g) {
@@ -52,8 +51,7 @@ inline double margin_of(const std::vector<int>& experts, const std::vector<doubl
     std::vector<double> margins = kept;
     margins.insert(margins.end(), hidden.begin(), hidden.end());
     std::ranges::sort(margins);
-    for (const double margin : margins) {  // the smallest margin that keeps as many groups as it
-                                           // should
+    for (const double margin : margins) {  // the smallest that keeps as many as it should
         size_t must = 0, may = 0, neither = 0;
         for (size_t g = 0; g < G; ++g) {
             must += hidden[g] > margin, may += kept[g] <= margin;

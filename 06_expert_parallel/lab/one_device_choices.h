@@ -60,8 +60,7 @@ public:
         const auto known = run_choices.lower_bound({step});
         if (known == run_choices.end() || known->first[0] != step) return mine;
         int64_t others = 0;
-        double kept = INFINITY, dropped = 0;  // in the run: the smallest kept and the largest
-                                              // dropped weight
+        double kept = INFINITY, dropped = 0;  // the run's smallest and largest weight
         for (size_t i = 0; i < mine.size(); ++i) {
             others += mine[i] != theirs[i];
             if (weights.empty()) continue;

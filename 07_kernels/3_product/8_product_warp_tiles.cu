@@ -52,8 +52,7 @@ __global__ void __launch_bounds__(threads, 2)
 
     // This thread loads two k of every 32nd row of A, and four columns of every 8th row of B.
     const int a_k = thread % 8, a_row = thread / 8, b_k = thread / 32, b_column = thread % 32 * 4;
-    constexpr int a_rows = threads / 8, b_rows = threads / 32;  // rows that all threads load at a
-                                                                // time
+    constexpr int a_rows = threads / 8, b_rows = threads / 32;  // that all threads load at a time
     const bool whole = row0 + tile <= M && column0 + tile <= N && N % 4 == 0;
     const float *a_from = A + (row0 + a_row) * K + a_k, *b_from = B + b_k * N + column0 + b_column;
     const auto begin_load = [&](int buffer, int64_t k0) {  // and moves on to the next step

@@ -33,8 +33,7 @@ constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;  // 3_product_two_consumers.cu
 constexpr int cluster = 2;                                        // blocks
 constexpr int tiles_below = 16 / cluster;                         // tiles of a cluster
-constexpr int b_rows = tile_columns / cluster;                    // rows of B for which a block
-                                                                  // asks
+constexpr int b_rows = tile_columns / cluster;                    // rows of B that a block asks for
 
 struct Stage {
     Element a[tile_rows * 64], b[tile_columns * 64];  // two fp8 in an element

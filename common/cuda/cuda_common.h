@@ -19,8 +19,7 @@ void cuda_check(cudaError_t status, std::source_location at = std::source_locati
 cudaStream_t cuda_stream(const Stream& stream);
 inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 
-void cuda_select_device();  // makes this rank's GPU the current one; throws UserError if there is
-                            // none
+void cuda_select_device();  // selects this rank's GPU; throws UserError if there is none
 // Waits for the device, then returns the memory pool's unused memory to the driver.
 void cuda_release_unused();
 // Device memory that does not come from that pool, since peers map it: its bytes, how many of them

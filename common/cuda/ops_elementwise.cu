@@ -41,8 +41,7 @@ template <int n, class Y, class A, class X, class Op>
 __global__ void __launch_bounds__(threads)
     map_kernel(Y* y, const A* a, const X* x, int64_t count, Op op) {
     const int64_t first =
-        (int64_t(blockIdx.x) * unroll * threads + threadIdx.x) * n;  // index of this thread's first
-                                                                     // pack
+        (int64_t(blockIdx.x) * unroll * threads + threadIdx.x) * n;  // this thread's first pack
     constexpr int64_t stride = int64_t(threads) * n;                 // distance to its next pack
     if (first + (unroll - 1) * stride + n <= count) {
         Pack<A, n> as[unroll];

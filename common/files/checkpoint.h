@@ -50,8 +50,7 @@ struct TrainingState {
     // resumes uses them, too.
     std::map<std::string, std::string> options = {};
 };
-inline const char* const built_in_data = "built-in";  // stands for the text that comes with the
-                                                      // project
+inline const char* const built_in_data = "built-in";  // the project's own text
 struct SaveOptions {
     DType dtype = DType::fp32;  // of the weights in the file
     int64_t max_shard_bytes = default_shard_bytes;

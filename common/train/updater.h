@@ -42,8 +42,7 @@ protected:
     virtual void update(double lr, const Tensor& squared_norm) = 0;
     Tensor own_squared_norm();  // this rank's part, which it computes alone; calls on_gradient
     virtual Tensor sum_squares() = 0;
-    virtual const Communicator* norm_group() const { return nullptr; }  // the ranks whose parts are
-                                                                        // added
+    virtual const Communicator* norm_group() const { return nullptr; }  // whose parts are added
 };
 
 // AdamW on all parameters that this rank holds. It learns from the parameters' descriptions which

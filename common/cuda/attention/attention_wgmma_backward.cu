@@ -154,8 +154,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             }
             tiles.advance();
         };
-        const auto make_step = [&](auto later) {  // later than the first step, which has no
-                                                  // previous one
+        const auto make_step = [&](auto later) {  // the first step has no previous one
             const int stage = state.stage(), before = state.stage_before();
             const BackwardRows<D>& rows = shared.rows[stage];
             barrier_wait(&shared.full[stage], state.parity());

@@ -39,14 +39,14 @@ struct Options {
     double temperature = 0.8;
     std::string prompt = "The ";
     std::string json, trace, html;
-    std::string svg;                 // a directory
-    double peak_tflops = 0;          // 0: the device's own
-    double device_memory_gib = 0;    // 0: the device's own
-    bool copy_engines = true;        // comm.h: use_copy_engines
-    JsonFields values;               // all options' values, including the chapter's own
-    OptionTexts training_texts;      // the options that a checkpoint records
-    bool own_head = false;           // has_own_head() of --load
-    std::vector<std::string> notes;  // what the user should know about --load and --model
+    std::string svg;                       // a directory
+    double peak_tflops = 0;                // 0: the device's own
+    double device_memory_gib = 0;          // 0: the device's own
+    bool copy_engines = true;              // comm.h: use_copy_engines
+    JsonFields values;                     // all options' values, including the chapter's own
+    OptionTexts training_texts;            // the options that a checkpoint records
+    bool own_head = false;                 // has_own_head() of --load
+    std::vector<std::string> notes;        // what the user should know about --load and --model
     std::vector<std::string> given_names;  // of the options on the command line
     // Whether --name is on the command line.
     bool given(const std::string& name) const {

@@ -219,8 +219,7 @@ std::string Svg::document() const { return body_ + "</svg>\n"; }
 
 double text_width(std::string_view words, double size) {
     double characters = 0;
-    for (const char c : words) characters += (c & 0xc0) != 0x80;  // without UTF-8's continuation
-                                                                  // bytes
+    for (const char c : words) characters += (c & 0xc0) != 0x80;  // no continuation bytes
     return 0.55 * size * characters;
 }
 

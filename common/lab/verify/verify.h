@@ -53,8 +53,7 @@ struct VerifyBounds {
     double drifts;  // a measured bound is this many times the drift of correct runs
     // The largest measured bounds of the gradient and of a later choice.
     double gradient_limit, choice_limit;
-    DType rounding;                  // weights are displaced by a unit of this dtype to measure
-                                     // drift
+    DType rounding;                  // weights are displaced by its unit to measure drift
     std::string wider_because = {};  // a reason, if they are wider than those of the dtype
 };
 VerifyBounds verify_bounds(DType dtype);
