@@ -54,7 +54,7 @@ struct KeptTerm {
     double sbh, assb;
 };
 inline std::vector<KeptTerm> gpt_layer_activations() {
-    // exercise 00.4 begin: one entry a tensor: what keeps it, bytes / (s b h), bytes / (a s^2 b)
+    // exercise 00.4 begin: an entry for each tensor: name, bytes / (s b h), bytes / (a s^2 b)
     return {{"attention: input of q, k, v", 2, 0},
             {"q and k, for their product", 4, 0},
             {"softmax's output", 0, 2},

@@ -52,7 +52,7 @@ public:
     }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
-        // exercise 01.2 begin: a bucket whose last gradient is complete starts its sum
+        // exercise 01.2 begin: when a bucket's last gradient is complete, start its sum
         const size_t index = bucket_of_.at(&parameter);
         const TraceName name(TraceName::whole, "bucket", int64_t(index) + 1);
         Bucket& bucket = buckets_[index];

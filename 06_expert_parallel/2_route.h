@@ -49,7 +49,7 @@ inline std::vector<int> best_first(const std::vector<double>& values) {
 
 // Hides the groups that are not among the best ones.
 inline void keep_best_groups(std::vector<double>& choice, const ops::RouterSettings& settings) {
-    // exercise 06.2 begin: a group counts the sum of its two best; the rest is hidden
+    // exercise 06.2 begin: a group's score is the sum of its two best; hide the others
     const size_t each = choice.size() / size_t(settings.groups);
     std::vector<double> group_scores;
     for (size_t first = 0; first < choice.size(); first += each) {
@@ -76,7 +76,7 @@ inline void set_weights(Route& route, const ops::RouterSettings& settings) {
 // The route of a token with these logits (E). bias (E) may be empty.
 inline Route route_token(std::span<const float> logits, std::span<const float> bias,
                          const ops::RouterSettings& settings) {
-    // exercise 06.1 begin: choose on scores + bias; the weights are of the scores alone
+    // exercise 06.1 begin: choose by scores + bias; the weights come from the scores alone
     Route route{.scores = scores_of(logits, settings.score)};
     route.choice = route.scores;
     for (size_t e = 0; e < bias.size(); ++e) route.choice[e] += double(bias[e]);
@@ -98,7 +98,7 @@ inline bool has_constant_weights(const ops::RouterSettings& settings) {
 // The gradient with respect to the scores, from that with respect to the weights.
 inline std::vector<double> score_gradient(const Route& route, std::span<const double> dweights,
                                           const ops::RouterSettings& settings) {
-    // exercise 06.3 begin: d weights -> d scores: of s_j / sum of s, or of s_j alone
+    // exercise 06.3 begin: the gradient of s_j / sum of s, or of s_j alone
     std::vector<double> dscores(route.scores.size());
     if (has_constant_weights(settings)) return dscores;
     double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0, along = 0;

@@ -55,7 +55,7 @@ inline double aux_factor(Aux kind, double experts, double k, double layers, doub
 // Moves a bias (DeepSeek-V3).
 inline std::vector<float> moved_bias(std::vector<float> bias, const std::vector<float>& load,
                                      double gamma) {
-    // exercise 06.4 begin: up by gamma below the mean load, down above it
+    // exercise 06.4 begin: move up by gamma below the mean load, down above it
     double total = 0;  // whole numbers: the sum is exact, and so is the mean if a load equals it
     for (float n : load) total += double(n);
     const double mean = total / double(load.size());

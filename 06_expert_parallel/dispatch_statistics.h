@@ -27,7 +27,7 @@ public:
         int64_t at_experts = 0;
         struct OfStage {
             int64_t left, arrived;
-            int64_t most = left;     // that could have left
+            int64_t most = left;     // that could leave
             bool in_buffer = false;  // they arrive in a buffer, not in an activation
         };
         std::vector<OfStage> stages = {};

@@ -146,7 +146,7 @@ private:
                         [](double t) { return time_words(t); });
         double x = left, line = y + chart_height + 44;
         for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
-            std::vector<std::pair<double, int>> changes;  // when, by how many chunks
+            std::vector<std::pair<double, int>> changes;  // time, chunks
             for (const TimedAction& timed : timeline.ranks[rank]) {
                 if (timed.action.kind == ActionKind::forward) changes.push_back({timed.begin, 1});
                 if (frees(timed.action.kind)) changes.push_back({timed.end, -1});

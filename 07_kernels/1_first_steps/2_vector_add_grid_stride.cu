@@ -10,7 +10,7 @@ namespace ultrascale::kernels {
 namespace {
 
 __global__ void vector_add(float* c, const float* a, const float* b, int64_t n) {
-    // exercise 07.1 begin: from its place in the grid on, every (threads of the grid)-th element
+    // exercise 07.1 begin: a thread begins at its place in the grid, steps by the number of threads
     const int64_t all = int64_t(gridDim.x) * blockDim.x;
     for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += all)
         c[i] = a[i] + b[i];

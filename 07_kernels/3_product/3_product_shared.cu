@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(tile* tile)
     const int x = int(threadIdx.x), y = int(threadIdx.y);
     const int64_t row = int64_t(blockIdx.y) * tile + y, column = int64_t(blockIdx.x) * tile + x;
     float sum = 0;
-    // exercise 07.4 begin: bring a 32 x 32 tile of each, meet, add 32 products, meet
+    // exercise 07.4 begin: load a 32 x 32 tile of each, wait, add 32 products, wait
     for (int64_t k0 = 0; k0 < K; k0 += tile) {
         // Zeros outside the matrices add nothing. A thread without a result still loads its
         // elements and waits with the others.

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(threads, 2)  // 2 blocks per SM: at most 128 r
     const int b_k = thread / (tile / 4),
               b_column = thread % (tile / 4) * 4;  // and of B: 8 rows of 32 float4s
     float sum[2][2][4][4] = {};
-    // exercise 07.7 begin: a float4 of A, transposed, and one of B; 8 x 8 products a thread
+    // exercise 07.7 begin: load a float4 of A, transposed, and one of B; 8 x 8 products
     for (int64_t k0 = 0; k0 < K; k0 += k_step) {
         const float4 loaded_a = load4(A, M, K, row0 + a_row, k0 + a_k);
         a[a_k + 0][a_row] = loaded_a.x, a[a_k + 1][a_row] = loaded_a.y,

@@ -39,7 +39,7 @@ struct Measurement {
     Collective kind;
     Timestamp begin, end;
     bool exposed, only_exposed;
-    std::shared_ptr<const Span> span;  // likewise
+    std::shared_ptr<const Span> span;  // for the trace
 };
 void add_measurement(Measurement measurement);
 

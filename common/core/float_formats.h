@@ -66,7 +66,7 @@ struct FloatFormat {
 
     // The code of the nearest number; if two are equally near, the even code.
     static constexpr uint32_t encode(float x, Overflow overflow = Overflow::infinite) {
-        // exercise 08.1 begin: round the significand to nearest, and of ties to the even code
+        // exercise 08.1 begin: round the significand to nearest, ties to the even code
         const Parts p = take_apart(x);
         if (p.shift == 0) return finish(x, p, p.significand, overflow);
         const uint32_t half = uint32_t(1) << (p.shift - 1), odd = p.significand >> p.shift & 1;

@@ -119,7 +119,7 @@ StageBytes stage_bytes(LocalSizes sizes);
 // A moment of forward or backward, and the activations held at that moment.
 struct ActivationMoment {
     std::string when;
-    std::vector<std::pair<std::string, double>> terms;  // what, bytes
+    std::vector<std::pair<std::string, double>> terms;  // name, bytes
     double bytes() const;
 };
 // The moments that can be the peak, depending on the sizes.

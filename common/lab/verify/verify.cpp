@@ -20,7 +20,7 @@ VerifyBounds verify_bounds(DType dtype) {
 
 namespace {
 
-constexpr double quarter = 0.25;  // of the distance that the weights moved: no larger error passes
+constexpr double quarter = 0.25;  // of the weights' movement: no larger error passes
 
 // The larger one; NaN counts as larger than any number.
 double larger(double a, double b) { return std::isnan(a) || a > b ? a : b; }

@@ -117,7 +117,7 @@ private:
     Drift drift_of(const Reference::Result& other, uint64_t displacement) const;
 
     VerifyBounds bounds_;
-    size_t steps_;  // that are compared
+    size_t steps_;  // to compare
     Choices* choices_;
     std::unique_ptr<Reference> plain_;  // on rank 0 only
     Reference::Result reference_;
