@@ -59,7 +59,6 @@ inline int64_t part_begin(int64_t count, int64_t p, int64_t parts) {
     return p == parts ? count : count / grain * p / parts * grain;
 }
 
-// The length of the longest of these parts.
 inline int64_t longest_part(int64_t count, int64_t parts) {
     int64_t longest = 0;
     for (int64_t p = 0; p < parts; ++p)

@@ -97,7 +97,6 @@ public:
     }
 
 private:
-    // Parameter i's part of a flat tensor.
     Tensor of(const Tensor& flat, size_t i) const {
         int64_t begin = 0;
         for (size_t k = 0; k < i; ++k) begin += local_[k].numel();

@@ -63,7 +63,6 @@ inline void keep_best_groups(std::vector<double>& choice, const ops::RouterSetti
     // exercise 06.2 end
 }
 
-// Sets the weights of a route's experts from their scores.
 inline void set_weights(Route& route, const ops::RouterSettings& settings) {
     double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0;
     for (int e : route.experts) sum += route.scores[size_t(e)];

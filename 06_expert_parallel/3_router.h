@@ -17,7 +17,6 @@
 
 namespace ultrascale::expert_parallel {
 
-// A router's decision for N tokens.
 struct Routed {
     Tensor experts, weights;  // (N, k) int32, fp32
 };

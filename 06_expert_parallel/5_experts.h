@@ -67,7 +67,6 @@ private:
     std::string name_;  // in the trace
 };
 
-// The input of this rank's experts.
 struct ExpertRows {
     Tensor rows, counts;  // (R, h) in the experts' order; (G) int32 rows of each of its experts
     Tensor weights;       // (R, 1) fp32, the routers'; in backward their gradients

@@ -40,7 +40,6 @@ struct ExpertOptions {
     int chunks = 2;  // with ExpertOverlap::chunks
 
     bool forced() const { return force_balance || skew > 0; }
-    // The number of chunks in which a micro-batch's rows travel.
     int chunks_here() const { return overlap == ExpertOverlap::chunks && ep > 1 ? chunks : 1; }
     bool has_loss() const { return aux_coefficient > 0; }
     bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }

@@ -35,7 +35,6 @@ public:
     }
     ExpertParallel(const ExpertParallel&) = delete;  // parts keep a pointer to it
 
-    // The parts of this rank's model.
     ModuleFactories factories(const ModelOptions& model) {
         ModuleFactories factories = default_factories(config_, model);
         set_in(factories, model);

@@ -125,7 +125,7 @@ public:
             Saved& kept = chunk_saved(saved, c);
             if (c + 1 < dispatcher->chunks()) dispatcher->start_dispatch(c + 1);
             dispatcher->start_combine(c, experts_.backward(std::move(dout), kept, context, when));
-            // on their way meanwhile, if anything overlaps
+            // The rows travel meanwhile, if anything overlaps.
             if (when == WeightGradient::now) experts_.backward_weight_of_gate_up(kept, context);
         }
         const Tensor dweights = activation(saved["router"].get("experts").shape(), DType::fp32);

@@ -14,7 +14,6 @@ struct LadderOptions {
     bool by_line = false;     // the microscope: every line that loads or stores
 };
 
-// One kernel's results at one size.
 struct KernelResult {
     const Kernel* kernel = nullptr;
     Sizes size;

@@ -109,7 +109,6 @@ std::vector<Problem> all_problems() {
     return all;
 }
 
-// The kernels that --family or --kernel selects.
 std::vector<Kernel> chosen(const Chapter& chapter) {
     const auto has = [](const auto& list, const auto& x) {
         return std::ranges::find(list, x) != list.end();

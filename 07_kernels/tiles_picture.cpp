@@ -9,7 +9,6 @@
 namespace ultrascale::kernels {
 namespace {
 
-// A part of C: rows and columns.
 struct Area {
     int64_t row = 0, column = 0, rows = 0, columns = 0;
     std::string text() const { return fmt::format("{} x {}", rows, columns); }
@@ -68,7 +67,6 @@ int64_t lines(const std::vector<Area>& areas, int64_t Area::*begin, int64_t Area
     return int64_t(found.size());
 }
 
-// An area of C on the picture.
 struct Frame {
     Area area;
     double x, y, scale;  // pixels an element

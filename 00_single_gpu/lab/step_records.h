@@ -18,7 +18,6 @@ public:
     void before(const Unit&, Pass, const Context&) override {
         if (!std::exchange(begun_, true)) timeline.begin();
     }
-    // Records the tensors that the first forward keeps.
     void forward_done(const Saved& saved, const Context&) override {
         if (!std::exchange(seen_, true)) kept.collect(saved);
     }

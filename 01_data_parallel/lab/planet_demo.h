@@ -86,7 +86,6 @@ inline Planet parse_planet(const std::string& text) {
     return planet;
 }
 
-// Rank 0 prints.
 inline void demo_planet(const Options& options, const Planet& p) {
     constexpr std::pair<double, const char*> links[] = {{400e9, "one network card"},
                                                         {10e12, "a fibre pair of 10 Tbit/s"},

@@ -39,7 +39,6 @@ inline Placement both_directions(int ranks) {
     return placement;
 }
 
-// A schedule without actions yet.
 inline Schedule empty_schedule(std::string name, int micro_batches, Placement placement) {
     int stages = 0;
     for (const auto& rank_chunks : placement)

@@ -53,7 +53,6 @@ struct Chunk {
     bool operator==(const Chunk&) const = default;
 };
 
-// The rank and the chunk in which a stage is.
 struct StageLocation {
     int rank, chunk;
     bool operator==(const StageLocation&) const = default;

@@ -86,7 +86,6 @@ public:
         arriving.work.wait();
         return std::move(arriving.x);
     }
-    // Sends an action's output.
     void output_of(int action, Tensor x) {
         const int m = plan_.output(rank_, action);
         if (m < 0) return;

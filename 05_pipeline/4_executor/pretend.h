@@ -33,7 +33,6 @@ struct Pretend {
     }
 };
 
-// Sleeps until now_seconds() is `seconds`.
 inline void sleep_until_seconds(double seconds) {
     const std::chrono::duration<double> left(seconds - now_seconds());
     if (left.count() > 0) std::this_thread::sleep_for(left);

@@ -33,7 +33,6 @@ inline double last_end(const Simulation& timeline) {
     return last;
 }
 
-// Seconds as people read them.
 inline std::string time_words(double time) {
     return time >= 1 || time == 0 ? fmt::format("{:.3g} s", time)
            : time >= 1e-3         ? fmt::format("{:.3g} ms", time * 1e3)

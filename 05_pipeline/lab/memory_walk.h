@@ -32,7 +32,6 @@ inline double message_bytes(const StepShape& shape) {
            double(dtype_bytes(shape.model.dtype));
 }
 
-// The bytes of one micro-batch on a stage.
 struct StageActivations : StageBytes {
     double message = 0;  // its input or output
 };

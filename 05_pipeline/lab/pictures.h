@@ -86,7 +86,6 @@ private:
                  {.size = 13});
     }
 
-    // Draws one action.
     static void cell(Svg& svg, const Box& box, const Action& action, const std::string& hint) {
         svg.rect(box, role_of_rank(action.micro_batch), hint);
         if (box.width < 1.5) return;

@@ -71,7 +71,6 @@ struct Pipeline {
         parameters().allocate_values(values);
         parameters().allocate_grads(grads, dp().symmetric_memory());
     }
-    // Runs forward and backward of a step's micro-batches.
     void run(Step& step, Hooks* hooks = nullptr) {
         plain ? plain->run(step, hooks) : executor->run(step, hooks);
     }

@@ -95,7 +95,6 @@ struct ScaleRow {
     Formulas formula = {};
     double seconds = 0, step_bubble = 0, own_bubble = 0, peak = 0;
     double messages = 0;  // a micro-batch
-    // Whether the simulation agrees with the formulas.
     bool as_formula() const {
         const auto same = [&](const std::optional<double>& exact, double simulated) {
             return !exact || std::abs(*exact - simulated) <= 1e-9 * std::max(1.0, seconds);

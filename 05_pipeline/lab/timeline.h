@@ -61,7 +61,6 @@ public:
     }
 
     bool no_barrier() const { return no_barrier_; }
-    // The step of median length.
     const Simulation& median_step() const {
         std::vector<size_t> order(steps_.size());
         std::iota(order.begin(), order.end(), size_t(0));

@@ -19,7 +19,6 @@ constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int tiles_below = 16;
 constexpr int cluster = 2;  // blocks
 
-// A tile of the result.
 struct alignas(16) Work {
     int group;         // -1: there is no more work
     int row, row_end;  // its first row, and where the rows that may be stored end

@@ -31,7 +31,6 @@ public:
     }
     ExpertRun(const ExpertRun&) = delete;  // others keep a pointer to it
 
-    // Called at the end of each step.
     void add(const StepLoads& loads) {
         loads_.push_back(loads);
         const CapacityPlan::Dropped dropped = experts_.capacity().end_step();

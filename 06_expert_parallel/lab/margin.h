@@ -15,7 +15,6 @@ inline double margin_of(const std::vector<int>& experts, const std::vector<doubl
         double value, size;  // size: that of the summands
     };
     const auto lower = [](const Number& a, const Number& b) { return a.value < b.value; };
-    // How far it is below another number.
     const auto below = [](const Number& a, const Number& b) {
         return std::max(0.0, (b.value - a.value) / std::max(a.size, b.size));
     };

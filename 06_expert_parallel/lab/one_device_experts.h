@@ -137,7 +137,6 @@ private:
             return size_t(std::ranges::find(chosen, int(e)) - chosen.begin());
         }
     };
-    // Moves the bias by the loads of the previous step.
     void begin_step() {
         std::vector<float>& load = balance_->loads[layer_];
         if (bias_ && !load.empty()) {

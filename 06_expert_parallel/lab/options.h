@@ -46,7 +46,6 @@ struct Chapter {
             .reads({"--json", "--html"}, "its tokens are few enough to print");
     }
 
-    // The model's configuration as changed by the options.
     LlamaConfig config(const Options& options) const {
         LlamaConfig config = choices_.config(options);
         if (config.experts.count == 0)

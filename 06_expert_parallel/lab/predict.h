@@ -158,7 +158,6 @@ inline void add_balanced_rows(PredictedCommunication& step_communication, const 
                                {passes * chunks, passes * even * 4, double(passes) * away * 4});
 }
 
-// Predicts a step with a balanced router.
 inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& o,
                                    const ParameterList& parameters, const Mesh& mesh,
                                    const LoadBalance& balance, int64_t accumulated) {

@@ -39,7 +39,6 @@ inline std::string names(const Rows& rows) {
     return text.empty() ? " nothing" : text;
 }
 
-// One of the two ranks.
 class RankOfRoute {
 public:
     explicit RankOfRoute(int rank) : rank_(rank) {
@@ -177,7 +176,6 @@ private:
     bool agrees_ = false;
 };
 
-// Prints the lines of both ranks side by side.
 inline void print_both(const std::vector<std::string>& texts) {
     std::vector<std::string> left, right;
     for (auto [text, lines] : {std::pair{texts[0], &left}, {texts[1], &right}})

@@ -8,7 +8,6 @@
 namespace ultrascale::kernels {
 namespace {
 
-// The part that the problems share.
 Problem row_problem(const char* name) {
     Problem problem{.name = name, .dimensions = {"rows", "columns"}};
     problem.timed = {{16384, 8192}};
@@ -29,7 +28,6 @@ void softmax_of(const float* x, int64_t n, double* out) {
     for (int64_t i = 0; i < n; ++i) out[i] /= sum;
 }
 
-// Normalises the n numbers in x.
 void norm_in_place(double* x, const float* weight, int64_t n) {
     double squares = 0;
     for (int64_t i = 0; i < n; ++i) squares += x[i] * x[i];

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads, 2)
     DYNAMIC_SHARED(float4, memory);
     Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
     const int x = int(threadIdx.x) % across, y = int(threadIdx.x) / across;
-    // of this head
+    // Where this head's rows lie.
     const int64_t stride = H * D,
                   begin = (int64_t(blockIdx.x) / H * T * H + int64_t(blockIdx.x) % H) * D;
     const int64_t first =

@@ -33,7 +33,6 @@ struct Softmax {
     }
 };
 
-// Combines the results of all threads of the block.
 template <int threads>
 __device__ Softmax block_softmax(Softmax mine) {
     __shared__ float highest[threads / 32], sum[threads / 32];  // of the warps

@@ -76,7 +76,6 @@ struct Stream::Impl {
                                                 compute ? lowest : highest));
     }
 
-    // A host function and its data.
     struct Job {
         std::function<void()> work;
         Dependence self;

@@ -21,7 +21,6 @@ namespace simt {
 
 class Races {
 public:
-    // An instruction and its kind of access.
     using Instruction = std::pair<const void*, Access>;
     struct Found {
         int64_t count = 0;

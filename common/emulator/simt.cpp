@@ -76,7 +76,6 @@ std::string who_waits(const Block& b) {
     return all;
 }
 
-// Runs one block to its end on this core.
 void run_block(Block& b, dim3 grid) {
     const uint32_t count = b.size.x * b.size.y * b.size.z;
     b.threads = std::vector<Thread>(count);

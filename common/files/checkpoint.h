@@ -68,7 +68,6 @@ inline const char* const latest_checkpoint = "latest_checkpoint";
 // checkpoint. A save's communication belongs to no training step and is not counted.
 void save_checkpoint(const std::string& dir, const LlamaConfig& config,
                      const std::vector<TensorPart>& weights, const SaveOptions& options = {});
-// Saves whole parameters.
 void save_checkpoint(const std::string& dir, const LlamaConfig& config,
                      const ParameterList& parameters, const SaveOptions& options = {});
 

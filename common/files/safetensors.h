@@ -45,7 +45,6 @@ public:
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     // Adds a name for rows first .. first + rows - 1 of the tensor `of`, which is read as a matrix.
     void add_rows(const std::string& name, const std::string& of, int64_t first, int64_t rows);
-    // Adds another name for a tensor.
     void add_name(const std::string& name, const std::string& of);
     bool contains(const std::string& name) const { return entries_.count(name) > 0; }
 

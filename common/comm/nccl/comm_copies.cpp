@@ -27,7 +27,6 @@ std::vector<Work::Impl*>& unsummed() {  // of all groups, in the order of their 
 
 PeerMemory& peers_of(const Work::Impl& work) { return *work.communicator->link->peers; }
 
-// Copies this rank's slice of `out` to all ranks.
 void give(const Work::Impl& work, char* mine, const char* from, int64_t bytes, Copies& copies) {
     work.communicator->for_each_peer(
         [&](int peer) { copies.add_to_peer(peers_of(work).at(peer, mine), from, bytes); });

@@ -34,7 +34,6 @@ Stream& own_slices();
 // For simulated nodes: the stream waits until this rank's network card is free and has then worked
 // for `seconds`. slow_link.cu
 void wait_for_slow_link(double seconds, cudaStream_t stream);
-// Makes the stream wait for this long.
 void wait_in_stream(double seconds, cudaStream_t stream);
 
 // Communication of ranks that share a GPU: copies to the host, MPI, copies back. comm_staged.cpp

@@ -17,7 +17,6 @@
 
 namespace ultrascale {
 
-// A call's copies on the host.
 struct Work::Impl::Staged {
     Operation host;  // with the addresses of the copies
     std::vector<char> in, out, scratch;

@@ -193,7 +193,7 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
         fence_async_proxy();
         sync_some<128>(first_group + consumer);
         if (leader) {
-            // TMA omits rows from Tq on
+            // TMA omits rows from Tq on.
             tma_store(o, q, 0, first, tile.h * Shape::parts, tile.b);
             tma_store_commit();
         }

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(threads)
         for (int u = 0; u < at_once; ++u) {
             const int bits = __float_as_int(row_length<D>(pack[u])) & INT_MAX;
             if (int(threadIdx.x) % lanes == 0)
-                // if there is no row: tiny
+                // Without any row it is tiny.
                 atomicMax(&by_head[(i + u * groups + group) % heads], bits);
         }
     }
@@ -78,7 +78,7 @@ __device__ void divide_sums(int4* sums, const int* shift, int tiles_added) {
         return int((x + (int64_t(1) << by >> 1)) >> by);
     };
     for (int i = int(threadIdx.x); i < backward_queries(D) * D / 4; i += threads) {
-        // see the layout above dq_tile
+        // The layout is described above dq_tile.
         const int tile = i / (dq_tile / 4) / (D / 64), warp = i / (dq_of_warp / 4) % 4,
                   row = 64 * tile + 16 * warp + i % 32 / 4;
         const int low = min(shift[row], 32), high = min(shift[row + 8], 32);

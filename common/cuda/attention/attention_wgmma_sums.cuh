@@ -71,7 +71,6 @@ void next_block(const OpenDq& open, int64_t b, int64_t first, const Tensor& k, c
 OpenDq open_with_block(const Tensor& dout, const Tensor& lse, const Tensor& delta, const Tensor& k,
                        const Tensor& v, const AttentionSizes& s, const DeviceMask& mask);
 
-// A block's tiles of queries.
 template <int D>
 struct OpenTiles {
     BackwardRows<D>* rows;

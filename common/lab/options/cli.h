@@ -48,7 +48,6 @@ struct Options {
     bool own_head = false;                 // has_own_head() of --load
     std::vector<std::string> notes;        // what the user should know about --load and --model
     std::vector<std::string> given_names;  // of the options on the command line
-    // Whether --name is on the command line.
     bool given(const std::string& name) const {
         return std::ranges::find(given_names, name) != given_names.end();
     }
@@ -76,7 +75,6 @@ inline const std::vector<std::string> training_course{
     "--save-every", "--val-every",    "--prompt", "--temperature", "--data",
     "--steps",      "--lr-steps",     "--warmup", "--seed",        "--shuffle",
     "--verify",     "--ignore-token", "--svg",    "--peak-tflops", "--copy-engines"};
-// All names of both lists.
 inline std::vector<std::string> both(std::vector<std::string> names,
                                      const std::vector<std::string>& more) {
     names.insert(names.end(), more.begin(), more.end());
@@ -98,7 +96,6 @@ void parse_command_line(
     const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {},
     const std::function<void(OptionList&)>& resume = [](OptionList&) {});
 
-// Adds the options that all training chapters share.
 void add_shared_options(OptionList& options, Options& values);
 // parse_command_line() with the shared options; an option that is not given has its value in
 // `defaults`. `add_own` adds the chapter's own options, whose rules may depend on the shared ones.

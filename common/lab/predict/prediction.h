@@ -27,7 +27,6 @@ inline bool peak_as_predicted(int64_t predicted, int64_t measured) {
     return (off < 0 ? -off : off) <= peak_tolerance * double(predicted);
 }
 
-// Memory in bytes, by category.
 struct MemoryEstimate {
     int64_t parameters = 0, gradients = 0, optimizer = 0;  // persistent
     int64_t peak_activations = 0;    // the most held at once in forward and backward

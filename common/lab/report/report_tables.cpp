@@ -21,7 +21,6 @@ struct MemoryRow {
     }
 };
 
-// The categories on the device.
 std::vector<MemoryRow> memory_rows(const MemoryEstimate& want) {
     const MemoryByCategory now = memory_now(), peak = memory_peak_by_category();
     const auto of = [](const MemoryByCategory& bytes, Memory category) {

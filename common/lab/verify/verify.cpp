@@ -282,7 +282,6 @@ bool Verifier::finish(Report& report) {
     return ok;
 }
 
-// Reports in which steps choices flipped.
 void Verifier::report_flips(Report& report) const {
     int64_t choices = 0, flipped = 0;
     std::string by_step;

@@ -13,7 +13,6 @@ namespace ultrascale {
 
 inline double square(double x) { return x * x; }
 
-// The L2 norm.
 double norm(const Reference::Values& values);
 
 // How all ranks' parts of a tensor compare with the whole tensor, element by element. Elements that
