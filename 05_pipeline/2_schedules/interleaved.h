@@ -1,5 +1,6 @@
 // Interleaved 1F1B: a rank holds v stages of 1/v the size, and a micro-batch goes round the ranks v
 // times. The pipeline fills and drains in 1/v of the time. With v = 2 and groups of N = 2:
+//
 //     rank 0   F0a F1a F0b F1b F2a D0b F3a D1b F2b D0a F3b D1a D2b D3b D2a D3a
 //     rank 1   F0a F1a F0b D0b F1b D1b F2a D0a F3a D1a F2b D2b F3b D3b D2a D3a
 //

@@ -7,8 +7,8 @@
 //     rank 2         Fa Fb Fa Fb Fa Fb Bb Wb Fa Ba Wa Fb Bb Wb Fa Ba Wa Fb ...
 //
 // Warm-up: 2 (p-r) - 1 times Fa; r times Fb Fa; p-r times Fb Bb Wb. Then Fa Ba Wa and Fb Bb Wb in
-// turn. At the end B's come first: r times Ba Bb, then p-r times Ba Wa, then the remaining W's. Its
-// own bubble is 0 at F = B = W; every rank holds p micro-batches. If m < 2p, the rule for 2p
+// turn. At the end B's come first: r times Ba Bb, then p-r times Ba Wa, then the remaining W's. A
+// rank's own bubble is 0 at F = B = W; every rank holds p micro-batches. If m < 2p, the rule for 2p
 // micro-batches applies, without the micro-batches that do not exist. The README's step of 4 ranks,
 // 1118 ms with ZB-H1 and as many activations, takes 1062.
 // Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv 2405.15362).

@@ -5,8 +5,8 @@
 //                                 scale: fp32, one for each group of elements of x
 //
 // A scale is the group's largest magnitude (its "amax") divided by the format's largest number, 448
-// or 57,344. A NaN stays NaN, and a group with an infinity becomes NaN, so that no
-// overflow is hidden. Groups of a matrix (R, C):
+// or 57,344. A NaN stays NaN, and a group with an infinity becomes NaN, so that no overflow is
+// hidden. Groups of a matrix (R, C):
 //
 //     tensor    1 scale                       (1)                   Transformer Engine
 //     row       of each row                   (R)                   torchao's "rowwise"

@@ -87,8 +87,8 @@ struct DeviceMask {
         return all;
     }
 };
-// The mask with a stride of 1. Positions become numbers of keys, counted from key 0, so no
-// kernel divides by the stride (ops_attention_mask.cu).
+// The mask with a stride of 1. Positions become numbers of keys, counted from key 0, so no kernel
+// divides by the stride (ops_attention_mask.cu).
 AttentionMask counted_in_keys(const AttentionMask& mask);
 
 // `mask` must be counted in keys, and live until the kernels are launched.

@@ -89,7 +89,6 @@ void check_on_all_ranks(const std::function<void()>& checks);
 // it prints the help text and ends the program. An unknown option or a value out of range is a
 // UserError. All ranks call it, and all throw the same error if any of them finds one, or if the
 // ranks run different programs or were given different options.
-// different programs or were given different options.
 void parse_command_line(
     int argc, char** argv, const std::string& name, const std::string& description,
     const std::function<void(OptionList&)>& add_options,
