@@ -165,7 +165,7 @@ Work uneven_all_to_all(const std::shared_ptr<Communicator::Impl>& group, const T
     operation.send_begin = std::move(send_begin);
     operation.recv_begin = std::move(recv_begin);
     for (size_t peer = 0; peer < n && !all_counts.empty(); ++peer) {
-        int64_t before = 0;  // the elements that lower ranks send to rank i
+        int64_t before = 0;  // elements that lower ranks send to this peer
         for (size_t r = 0; r < me; ++r) before += all_counts[r * n + peer];
         operation.begin_at_peers.push_back(before * operation.width());
     }

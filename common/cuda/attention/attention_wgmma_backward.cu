@@ -49,7 +49,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
 
     PipelineState<1> kv_state;
     StepState<Shape::stages> state;
-    // This warp's: it arrives once, and its part of dQ leaves from here.
+    // This warp arrives once, and its part of dQ leaves from `outgoing`.
     const auto arrive = [&](Barrier& at) { first_lane() ? barrier_arrive(&at) : void(); };
     const auto outgoing = [&] { return shared.outgoing[4 * consumer + int(thread_here()) / 32]; };
     for (;; kv_state.advance()) {
