@@ -1,10 +1,10 @@
-// The stages of a pipeline, which are consecutive layers of the model, and a rank's stages.
+// The stages of a pipeline: consecutive layers of the model, and what a rank has of them.
 //
 //     embedding | layer 0 ... layer L-1 | norm, head
 //     |----- stage 0 -----|--- 1 ---|-- 2 --|-- stage 3 --|
 //
-// The number of layers of a stage depends on their cost (lab/cut.h), because the slowest stage sets
-// the pace.
+// How many layers a stage has is chosen by what they cost (lab/cut.h): the slowest one sets the
+// pace.
 #pragma once
 
 #include <algorithm>

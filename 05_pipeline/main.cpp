@@ -1,7 +1,7 @@
 // Chapter 05: pipeline parallelism. Each rank has some of the model's layers, a stage, and
 // micro-batches go from rank to rank: forward down the stages, backward up again. A schedule says
-// which rank does what when. 1_plain_1f1b.h is a schedule as a loop; 2_schedules/ has it and others
-// as data, and 4_executor/ runs them all.
+// who does what when. 1_plain_1f1b.h is one as a loop; 2_schedules/ has it and others as data, and
+// 4_executor/ runs them all.
 #include "5_post_validation.h"
 #include "lab/compare.h"
 #include "lab/cut.h"

@@ -50,8 +50,8 @@ public:
             balance_.shared());
     }
 
-    // Called around a step; all ranks call both. With --aux-over global the step's choices are
-    // counted first, in a separate forward.
+    // Around a step; all ranks call both. With --aux-over global the step's choices are counted
+    // first, in a forward of its own.
     void begin_step(Step& step, Llama& model) {
         balance_.begin_step();
         if (options_.counts_first()) phase("count choices", [&] { count_choices(step, model); });
@@ -85,8 +85,8 @@ public:
         };
 
 private:
-    // Runs a forward of all micro-batches in which routers only count their choices. Nothing is
-    // kept, and the head is omitted.
+    // A forward of all micro-batches in which routers only count their choices. Nothing is kept,
+    // and the head is left out.
     void count_choices(Step& step, Llama& model) {
         balance_.count_only(true);
         step.call_hooks({});

@@ -8,8 +8,8 @@
 
 namespace ultrascale {
 
-// A model and its micro-batch, as the options say: `seq` is the whole sequence, even if a rank has
-// only a part of it.
+// A model and its micro-batch, as given by the options: `seq` is the whole sequence, even if a rank
+// has only a part of it.
 struct StepShape {
     LlamaConfig config;
     ModelOptions model;
@@ -17,8 +17,8 @@ struct StepShape {
     int64_t micro_batch, seq;
 };
 
-// The sizes on a device that holds the whole model and computes all tokens. Techniques start from
-// them.
+// The sizes on a device that holds the whole model and computes all tokens, from which techniques
+// start.
 LocalSizes local_sizes(const StepShape& shape);
 
 // Bytes of optimizer states per parameter: two moments, and the master copy of bf16 weights.
