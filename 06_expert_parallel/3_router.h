@@ -1,12 +1,12 @@
-// The router: a linear without bias that scores the experts for each token, and the choice of the
-// k best (2_route.h does the same token by token).
+// The router: a linear without bias that scores the experts for each token, and the choice of the k
+// best. (2_route.h does the same token by token.)
 //
 //     x (N, h) --W (E, h)--> logits (N, E) --> scores --> experts (N, k), weights (N, k)
 //                                                |
 //                                         auxiliary losses (4_balance.h)
 //
-// Its arithmetic is in fp32 whatever the model's type, as rounding would change choices. Only the
-// weights carry a gradient back to the scores; which experts were chosen does not.
+// Its arithmetic is in fp32 whatever the model's dtype, because rounding would change choices. Only
+// the weights carry a gradient back to the scores; the choice of experts has no gradient.
 #pragma once
 
 #include "2_route.h"
@@ -17,12 +17,11 @@
 
 namespace ultrascale::expert_parallel {
 
-// What a router decided for N tokens.
 struct Routed {
     Tensor experts, weights;  // (N, k) int32, fp32
 };
 
-// Sees the choices (N, k) of a layer's forward, and their rows (6_dispatch.h).
+// Observes the choices (N, k) of a layer's forward, and their rows (6_dispatch.h).
 using SeeChoices = std::function<void(int64_t layer, const Tensor& experts, const Tensor& row_map,
                                       const Context&)>;
 
@@ -65,7 +64,7 @@ public:
         return routed;
     }
 
-    // The gradient of x (N, h) from that of the weights (N, k), and from the auxiliary losses.
+    // The gradient of x (N, h), from that of the weights (N, k) and from the auxiliary losses.
     Tensor backward_input(const Tensor& dweights, Saved& saved, const Context& context) {
         const TraceName name(TraceName::part, "router"), pass(TraceName::pass, "dX");
         const Tensor scores = saved.take("scores"), experts = saved.take("experts");
@@ -81,7 +80,7 @@ public:
                                  float(balance_.z_factor(scores.rows())));
         const DType dtype = weight_->value.dtype();
         Tensor dy = dlogits;
-        if (dtype != DType::fp32) {  // a product's factors share a type
+        if (dtype != DType::fp32) {  // a product's factors share a dtype
             dy = activation(dlogits.shape(), dtype);
             ops::copy(dy, dlogits);
         }
@@ -98,11 +97,11 @@ public:
     }
 
 protected:
-    // The scores of logits (N, E), and each token's k experts and their weights.
+    // Computes the scores of logits (N, E), each token's k experts, and their weights.
     virtual void choose(const Routed& routed, const Tensor& scores, const Tensor& logits) const {
         ops::router_forward(routed.experts, routed.weights, scores, logits, bias_, settings_);
     }
-    // The auxiliary losses' gradient of scores (N, E); empty if there are none.
+    // The auxiliary losses' gradient with respect to scores (N, E); empty if there are none.
     virtual Tensor auxiliary_gradient(const Tensor& scores, const Context& context) const {
         return balance_.score_gradient(layer_, context.micro_batch, scores);
     }
@@ -114,7 +113,7 @@ private:
     static Tensor zeros_like(const Tensor& t) {
         return Tensor::zeros(t.shape(), t.dtype(), Memory::workspace);
     }
-    // All weights become 1/k, and tokens go where forced_expert() says.
+    // Sets all weights to 1/k, and sends tokens where forced_expert() says.
     void force(const Routed& routed) const {
         const int64_t N = routed.experts.rows(), k = settings_.top_k;
         if (!forced_ || forced_.rows() != N) {

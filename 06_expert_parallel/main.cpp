@@ -1,5 +1,5 @@
 // Chapter 06: experts. Each layer's feed-forward is replaced by many small ones, of which a router
-// picks a few for each token (3_router.h); the ranks of a group share them, and tokens travel to
+// picks a few for each token (3_router.h). The ranks of a group share them, and tokens travel to
 // their experts and back (1_plain_dispatch.h).
 #include "lab/choices.h"
 #include "lab/compare.h"
@@ -15,8 +15,8 @@ using namespace ultrascale::expert_parallel;
 
 namespace {
 
-// One training step. Tokens meet their experts inside forward and backward. What is left are the
-// sums: an expert's gradient is complete within its group and is summed over dp; everything else is
+// One training step. Tokens travel to their experts inside forward and backward. The sums remain:
+// an expert's gradient is complete within its group and is summed over dp; everything else is
 // copied, and summed over dp and ep.
 void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
                 ExpertParallel& experts) {

@@ -46,7 +46,6 @@ struct Chapter {
             .reads({"--json", "--html"}, "its tokens are few enough to print");
     }
 
-    // The model's configuration with what the options change.
     LlamaConfig config(const Options& options) const {
         LlamaConfig config = choices_.config(options);
         if (config.experts.count == 0)
@@ -57,7 +56,7 @@ struct Chapter {
         return config;
     }
 
-    // Checks what depends on the model and the number of ranks, and completes the options.
+    // Checks the options that depend on the model and the number of ranks, and completes them.
     void check(const Options& options, const LlamaConfig& config) {
         const int ranks = Communicator::world().size();
         if (experts.ep == 0) experts.ep = ranks;

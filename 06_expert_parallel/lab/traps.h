@@ -1,4 +1,4 @@
-// --trap: a mistake made on purpose, by a part that takes the right one's place: a router, or the
+// --trap: a deliberate mistake, made by a part that replaces the right one: a router, or the
 // updater.
 #pragma once
 
@@ -9,20 +9,20 @@
 
 namespace ultrascale::expert_parallel {
 
-// Mistakes to make on purpose. Each is caught by --verify: README.md says how.
+// The deliberate mistakes. --verify catches each of them: README.md says how.
 enum class ExpertTrap {
     none,
     groups_masked_with_0,     // groups that are not chosen compete with a score of 0
-    weights_from_biased,      // weights contain the bias that was meant for the choice alone
+    weights_from_biased,      // weights contain the bias that is meant for the choice alone
     softmax_twice,            // the auxiliary loss takes the softmax of probabilities
     experts_summed_over_ep,   // experts' gradients are summed over ranks with other experts
     experts_divided_by_ep,    // they are divided by ep, as if they were means
-    norm_without_experts,     // the norm that clips counts this rank's experts only
+    norm_without_experts,     // the norm that clips counts only this rank's experts
     aux_times_micro_batches,  // each micro-batch adds the whole auxiliary loss
 };
 
-// A router that makes one of the first three mistakes, or the last one. On the host, as no correct
-// program needs it.
+// A router that makes one of the first three mistakes, or the last one. It runs on the host, since
+// no correct program needs it.
 class TrappedRouter : public Router {
 public:
     // `accumulated`: micro-batches a step on this rank.
@@ -79,7 +79,7 @@ private:
     int64_t accumulated_;
 };
 
-// Before the model is built.
+// Call it before the model is built.
 inline void spoil_routers(ExpertParallel& experts, const LlamaConfig& config,
                           const ExpertOptions& options, ExpertTrap trap, int64_t accumulated) {
     if (trap == ExpertTrap::none) return;
@@ -89,13 +89,14 @@ inline void spoil_routers(ExpertParallel& experts, const LlamaConfig& config,
     };
 }
 
-// As if every rank held copies of the same experts. Before their parameters have storage.
+// Describes experts as if every rank held copies of them. Call it before their parameters have
+// storage.
 inline void spoil_description(ParameterList& parameters, ExpertTrap trap) {
     if (trap != ExpertTrap::experts_summed_over_ep) return;
     for (const auto& p : parameters) p->split_over.clear();
 }
 
-// Makes a mistake with the gradients of experts, when they have been summed.
+// Makes a mistake with the gradients of experts after they have been summed.
 class SpoilingUpdater : public PlainUpdater {
 public:
     SpoilingUpdater(ParameterList& parameters, const Options& options, const Mesh& mesh,
