@@ -72,8 +72,8 @@ public:
     // Returns all of the residual stream (x, or in backward its gradient dy), given what this rank
     // holds of it: on rung 1 that is all of it anyway, on rung 2 (g) 1/tp of the tokens.
     Tensor enter(const Tensor& x) const { return begin_enter(x, compute_stream()).wait(); }
-    // Adds up the ranks' partial sums (of y, or in backward of dx), and returns what this rank holds
-    // of the result: on rung 1 all of it, on rung 2 (g*) its 1/tp of the tokens.
+    // Adds up the ranks' partial sums (of y, or in backward of dx), and returns what this rank
+    // holds of the result: on rung 1 all of it, on rung 2 (g*) its 1/tp of the tokens.
     Tensor leave(Tensor partial) const {
         return begin_leave(std::move(partial), compute_stream()).wait();
     }
