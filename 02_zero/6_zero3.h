@@ -1,4 +1,4 @@
-// --stage 3: the parameters are sharded too. A unit's whole parameters exist only around its
+// With --stage 3 the parameters are sharded too. A unit's whole parameters exist only around its
 // forward and its backward: gathered just before, freed just after (PyTorch's FSDP: Zhao et al.
 // 2023, https://arxiv.org/abs/2304.11277). Gradients are handled as in stage 2. That saves (n-1)/n
 // of the parameters, and sends half as much again; with the gathers one unit ahead, a step takes as
