@@ -10,9 +10,9 @@
 //
 // Each W takes the first slot after its B that repeated blocks leave empty. From one rank to the
 // next a forward takes two slots downwards and one upwards, and so does a backward, six together: a
-// rank's two chunks hold activations for about 6p slots together. As a micro-batch begins every six slots, a
-// rank holds those of about p chunks, half of what 1F1B's rank 0 holds; never more than (p+2)/2
-// micro-batches, rounded down. (With twelve slots it would be ZB-V, with four V-Min.)
+// rank's two chunks hold activations for about 6p slots together. As a micro-batch begins every six
+// slots, a rank holds those of about p chunks, half of what 1F1B's rank 0 holds; never more than
+// (p+2)/2 micro-batches, rounded down. (With twelve slots it would be ZB-V, with four V-Min.)
 //
 // The steady state stays as it is. Before and after it, where few micro-batches are under way,
 // slots are empty: actions move to earlier ones if that needs no more memory, and in the end B's go
