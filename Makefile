@@ -109,7 +109,8 @@ CPPFLAGS += -Icommon -I. $(addprefix -isystem ,\
 LIBRARY_DIRS := $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
 LDLIBS   += $(addprefix -L,$(LIBRARY_DIRS)) \
             $(foreach d,$(LIBRARY_DIRS),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) \
-            $(MPI_LIBS) -lfmt -lpthread
+            $(MPI_LIBS) -lfmt -lpthread \
+            -Wl$(,)--export-dynamic-symbol=ucp_disconnect_nb  # common/comm/mpi/communicator.cpp
 ifeq ($(BACKEND),cuda)
 CUDA_CPPFLAGS := -DULTRASCALE_CUDA -isystem $(CUDA)/include
 NVCCFLAGS += -std=c++20 -O3 -lineinfo -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) \

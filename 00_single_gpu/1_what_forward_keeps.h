@@ -1,4 +1,4 @@
-// What one training step holds, and what of it forward keeps for backward.
+// What one training step holds in memory, and which tensors forward keeps for backward.
 //
 //   weights        n parameters x e bytes       e = 4 (fp32) or 2 (bf16)
 //   gradients      n x 4 or 2                   accumulated in fp32 or in the weights' dtype
@@ -15,7 +15,7 @@
 //                                                      added to an fp32 copy
 //
 // The activations are in `Saved` (model/parts.h): a tree of named tensors, with a branch for each
-// layer. Each part of the model puts in what its backward will take out. So one can list them:
+// layer. Each part of the model puts in what its backward will take out. So we can list them:
 //
 //     layers/attention/q   8 x (8, 128, 8, 16)      of each of the 8 layers, one tensor
 #pragma once
@@ -28,8 +28,9 @@
 
 namespace ultrascale::single_gpu {
 
-// Bytes that a forward kept, by the tensor's name within a unit, summed over layers. A tensor that
-// two parts share is counted once, under the first name (attention's o is also the x of o_proj).
+// The bytes that a forward kept, by the tensor's name within a unit, summed over layers. A tensor
+// that two parts share is counted once, under the first name (attention's o is also the x of
+// o_proj).
 class KeptByForward {
 public:
     struct Entry {

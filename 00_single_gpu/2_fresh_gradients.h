@@ -1,13 +1,13 @@
 // --fresh-grads: a unit's gradients are allocated when its backward begins, and freed after the
-// update. (PyTorch's zero_grad(set_to_none=True) does so.) Memory is highest where forward ends,
-// and there are no gradients then; they grow while the activations fall:
+// update. (PyTorch's zero_grad(set_to_none=True) does so.) Memory is highest at the end of forward,
+// when there are no gradients yet; they grow while the activations are freed:
 //
 //     activations   ..xxXXXXXXXXxx..          ..xxXXXXXXXXxx..
 //     gradients              ..ggGGGG|                 ..ggGGGG|          | the update
 //                   forward  backward         forward  backward
 //
-// What is saved at the peak is nearly all gradients if the activations are the larger part, nothing
-// if a step has several micro-batches, because the gradients of the first one exist in the forwards
+// If the activations are the larger part, this saves nearly all gradients at the peak. If a step
+// has several micro-batches, it saves nothing: the first one's gradients exist during the forwards
 // of the others.
 #pragma once
 
@@ -25,14 +25,14 @@ public:
         const bool adds = pass != Pass::forward || (unit.gradients_in_forward && context.training);
         if (adds) allocate(unit);
     }
-    // After the update.
+    // Frees the gradients, after the update.
     void free(const ParameterList& parameters) const {
         for (const auto& parameter : parameters) parameter->grad = {};
     }
 
 private:
-    // One tensor for all of the unit's parameters that have no gradient yet (a tied head finds its
-    // embedding's place empty, and the embedding finds it taken).
+    // Allocates one tensor for all of the unit's parameters that have no gradient yet. (A tied head
+    // allocates the embedding's gradient, so the embedding finds it there.)
     void allocate(const Unit& unit) const {
         std::vector<Parameter*> missing;
         for (Parameter* parameter : unit.parameters)

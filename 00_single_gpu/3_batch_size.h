@@ -3,8 +3,8 @@
 // Gradient noise scale (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training",
 // appendix A.1): the gradient g_B of a batch of B sequences has
 //   E|g_B|^2 = |G|^2 + tr(S)/B,
-// with G the true gradient and S the covariance of a single sequence's gradient. Two batch sizes
-// give two equations, so
+// where G is the true gradient and S the covariance of a single sequence's gradient. Two batch
+// sizes give two equations, so
 //   tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)  and  |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b).
 // B_noise = tr(S) / |G|^2 estimates the critical batch size: below it, doubling the batch halves
 // the number of steps; far above it, it no longer does.
@@ -15,11 +15,12 @@
 
 namespace ultrascale::single_gpu {
 
-// Moving averages of tr(S) and |G|^2 over steps, divided only at the end, since a single step's
-// estimate is very noisy.
+// Moving averages of tr(S) and |G|^2 over steps. They are divided only at the end, since a single
+// step's estimate is very noisy.
 class NoiseScale {
 public:
-    // Squared norms of the mean gradient over `small` and over `big` sequences of the same step.
+    // Adds the squared norms of the mean gradient over `small` and over `big` sequences of one
+    // step.
     void add(double small, double small_squared_norm, double big, double big_squared_norm) {
         // exercise 00.3 begin: moving averages of tr(S) and |G|^2, from the formulas above
         trace_ = decay_ * trace_ +

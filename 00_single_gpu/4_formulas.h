@@ -1,4 +1,4 @@
-// The playbook's formulas for a GPT, each as a function: parameters, the 34 and the 5 a s / h of
+// The playbook's formulas for a GPT, each as a function: parameters, the terms 34 and 5 a s / h of
 // the activations, the batch size, attention with latent keys. A number takes 2 bytes.
 // lab/formulas_demo.h prints them with numbers.
 #pragma once
@@ -11,7 +11,8 @@
 namespace ultrascale::single_gpu {
 
 // A GPT: attention of `heads` heads with biases, a feed-forward of 4 h with GELU, layer norms with
-// biases, dropout, a head tied to the embedding. (Brown et al. 2020, table 2.1, for GPT-3's.)
+// biases, dropout, and a head tied to the embedding. (Brown et al. 2020, table 2.1, has GPT-3's
+// sizes.)
 struct Gpt {
     int64_t layers, hidden, heads, vocab;
 };
@@ -19,7 +20,7 @@ inline constexpr Gpt gpt3 = {.layers = 96, .hidden = 12288, .heads = 96, .vocab 
 
 // ---- parameters ---------------------------------------------------------------------------------
 
-// What a sum consists of: a name and a number.
+// A term of a sum: its name and its number.
 struct Term {
     std::string what;
     double value;
@@ -30,7 +31,7 @@ inline double sum_of(const std::vector<Term>& terms) {
     return sum;
 }
 
-// Of one layer: 12 h^2 + 13 h.
+// The parameters of one layer: 12 h^2 + 13 h.
 inline std::vector<Term> gpt_layer_parameters(double h) {
     return {{"q, k, v: h x 3h and biases", 3 * h * h + 3 * h},
             {"attention's output: h x h and bias", h * h + h},
@@ -46,14 +47,14 @@ inline double gpt_parameters(const Gpt& g) {
 
 // ---- activations (Korthikanti et al. 2022, section 4.1) -----------------------------------------
 
-// What a layer keeps for its backward, in bytes, in units of s b h for the first and of a s^2 b for
-// the second: a 16-bit number counts 2, a dropout mask 1.
+// The bytes that a layer keeps for its backward, in units of s b h (first number) and of a s^2 b
+// (second number). A 16-bit number counts 2, a dropout mask 1.
 struct KeptTerm {
     const char* what;
     double sbh, assb;
 };
 inline std::vector<KeptTerm> gpt_layer_activations() {
-    // exercise 00.4 begin: one entry a tensor: what keeps it, bytes / (s b h), bytes / (a s^2 b)
+    // exercise 00.4 begin: an entry for each tensor: name, bytes / (s b h), bytes / (a s^2 b)
     return {{"attention: input of q, k, v", 2, 0},
             {"q and k, for their product", 4, 0},
             {"softmax's output", 0, 2},
@@ -75,7 +76,8 @@ struct Selective {
     double linear;   // 34
     double squared;  // 5 a s / h
     double saved() const { return squared / (linear + squared); }
-    // Attention's share of a step's FLOPs, and that of its forward alone, which is what runs again.
+    // Attention's share of a step's FLOPs, and the share of its forward alone, which is what runs
+    // again.
     double attention_share, added;
 };
 inline Selective selective_recomputation(const Gpt& g, int64_t seq) {
@@ -85,8 +87,8 @@ inline Selective selective_recomputation(const Gpt& g, int64_t seq) {
         result.linear += term.sbh, assb += term.assb;
     const double s = double(seq), h = double(g.hidden);
     result.squared = assb * double(g.heads) * s / h;
-    // A step, in units of 72 b s L h^2 FLOP: linears 1, attention s/6h (q k^T and p v: 4 s h FLOP a
-    // token and layer in forward, twice that in backward), the head v/12hL.
+    // The FLOPs of a step, in units of 72 b s L h^2: the linears take 1, attention s/6h (q k^T and
+    // p v: 4 s h FLOP a token and layer in forward, twice that in backward), the head v/12hL.
     const double attention = s / (6 * h),
                  all = 1 + attention + double(g.vocab) / (12 * h * double(g.layers));
     result.attention_share = attention / all, result.added = attention / 3 / all;
@@ -95,15 +97,16 @@ inline Selective selective_recomputation(const Gpt& g, int64_t seq) {
 
 // ---- batch size ---------------------------------------------------------------------------------
 
-// The playbook's four steps: a batch in tokens, its samples, what a GPU takes at a time, and how
-// often each of the GPUs must do that. Returns 0 if the samples cannot be shared out so.
+// The playbook's four steps: a batch in tokens, its number of samples, the samples that a GPU takes
+// at a time, and how often each GPU must do that. Returns 0 if the samples cannot be divided
+// evenly.
 inline int64_t accumulation_steps(int64_t samples, int64_t micro_batch, int64_t gpus) {
     return samples % (micro_batch * gpus) == 0 ? samples / (micro_batch * gpus) : 0;
 }
 
-// The critical batch size in tokens at a loss (Kaplan et al. 2020, section 5.1) is
-// B* / loss^(1/alpha) with B* = 2e8 and alpha = 0.21. So it has doubled when the loss has fallen to
-// 2^-alpha = 86 % of what it was: then the batch may be doubled, too.
+// The critical batch size in tokens at a given loss is B* / loss^(1/alpha) with B* = 2e8 and alpha
+// = 0.21 (Kaplan et al. 2020, section 5.1). So it doubles when the loss has fallen to 2^-alpha = 86
+// % of its value: then the batch may be doubled, too.
 inline constexpr double kaplan_tokens = 2e8, kaplan_alpha = 0.21;
 inline double critical_batch(double loss) {
     return kaplan_tokens / std::pow(loss, 1 / kaplan_alpha);
@@ -114,23 +117,24 @@ inline double loss_of_critical_batch(double tokens) {
 
 // ---- attention with latent keys (DeepSeek-V2, arXiv 2405.04434, section 2.1) --------------------
 
-// Queries come from a latent of q_rank numbers, keys and values from one of kv_rank numbers; a
-// query and a key have `nope` dimensions without a position, and `rope` with one, whose key is
-// shared by all heads.
+// Queries come from a latent of q_rank numbers, keys and values from a latent of kv_rank numbers. A
+// query and a key have `nope` dimensions without a position, and `rope` dimensions with one; the
+// latter part of the key is shared by all heads.
 struct LatentAttention {
     int64_t hidden, heads, nope, rope, value, q_rank, kv_rank;
 
-    // Numbers a token, of a layer.
+    // Numbers per token, in one layer.
     int64_t q() const { return heads * (nope + rope); }
     int64_t k() const { return heads * nope + rope; }
     int64_t v() const { return heads * value; }
     int64_t latents() const { return q_rank + kv_rank + rope; }
-    // Weights that make q, k and v of the latents; of all projections.
+    // up() counts the weights that compute q, k and v from the latents, weights() those of all
+    // projections.
     int64_t up() const { return q_rank * q() + kv_rank * (heads * (nope + value)); }
     int64_t weights() const { return hidden * latents() + up() + v() * hidden; }
-    // What backward needs besides the layer's input: q, k, v, o and the latents that they are made
-    // of; or, if it computes q, k and v again, the latents and o. (The key's part with a position
-    // comes from no latent: k has it.)
+    // The numbers that backward needs besides the layer's input: q, k, v, o and the latents from
+    // which they are computed; or, if it computes q, k and v again, the latents and o. (The key's
+    // part with a position comes from no latent; it is counted in k.)
     int64_t kept() const { return q_rank + kv_rank + q() + k() + v() + v(); }
     int64_t kept_latent() const { return latents() + v(); }
 };
@@ -141,7 +145,7 @@ inline constexpr LatentAttention deepseek_v3 = {.hidden = 7168,
                                                 .value = 128,
                                                 .q_rank = 1536,
                                                 .kv_rank = 512};
-// The same with plain keys and values, `kv_heads` of them: q, k, v and o.
+// The numbers kept with plain keys and values of `kv_heads` heads: q, k, v and o.
 inline int64_t kept_plain(const LatentAttention& a, int64_t kv_heads) {
     return 2 * a.heads * a.value + 2 * kv_heads * a.value;
 }

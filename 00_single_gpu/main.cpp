@@ -1,4 +1,4 @@
-// Chapter 00: training on one device. train_step() is the whole of it: forward, backward, update.
+// Chapter 00: training on one device. train_step() is all of it: forward, backward, update.
 #include "lab/compare.h"
 #include "lab/demos.h"
 #include "lab/predict.h"
@@ -10,13 +10,13 @@ using namespace ultrascale::single_gpu;
 
 namespace {
 
-// One training step. The batch may be larger than what fits at once: micro-batches go through the
-// model one after the other, and their gradients add up.
+// One training step. The batch may be larger than what fits into memory at once: micro-batches go
+// through the model one after the other, and their gradients add up.
 void train_step(Step& step, Llama& model, Updater& optimizer) {
     // exercise 00.1 begin: clear the gradients; then each micro-batch forward and backward
     model.parameters().begin_gradients(step.accumulated);
     for (MicroBatch batch : step.micro_batches()) {
-        Saved saved;                   // what backward will need: the activations
+        Saved saved;                   // the activations, which backward will need
         model.forward(batch, saved);   // adds to step.loss
         model.backward(batch, saved);  // adds to the gradients
     }
@@ -64,7 +64,7 @@ bool run(const Options& given, Chapter& chapter) {
     if (options.estimate) return print_estimate(options, chapter, shape), true;
     if (chapter.compare == "attention") return compare_attention(options, shape), true;
     check_fits(options, chapter, shape);
-    chapter.ramp(options);  // UserError if it is none
+    chapter.ramp(options);  // throws UserError if the text is not a ramp
     return train_within_memory(options, [&] {
         return chapter.compare.empty() ? train(options, chapter, shape, lengths)
                                        : compare_recomputation(options, shape);

@@ -5,15 +5,15 @@
 //     rank 1   samples 8..15   forward  backward  --+--> all-reduce --> the same gradient and so
 //     rank 2   samples 16..23  forward  backward  --'                   the same update everywhere
 //
-// The sum is the gradient of the whole batch's mean, because each rank has already divided its loss
-// by the count of targets of *all* ranks.
+// The sum is the gradient of the mean over the whole batch, because each rank has already divided
+// its loss by the number of targets of *all* ranks.
 //
 //     compute        | forward | backward          |                         | update |
 //     communication  |                             | p1 | p2 | p3 | ... | pn |
 //
 // The device idles while the gradients travel, and n small messages pay the latency n times. The
-// files after this one mend that. The playbook: "Data Parallelism"; Li et al. 2020, PyTorch
-// Distributed, https://arxiv.org/abs/2006.15704
+// following files mend that. The playbook: "Data Parallelism"; Li et al. 2020, PyTorch Distributed,
+// https://arxiv.org/abs/2006.15704
 #pragma once
 
 #include "comm/comm.h"
@@ -23,16 +23,16 @@
 
 namespace ultrascale::data_parallel {
 
-// What all ways to sum the gradients have in common. They are hooks of the model (parts.h), so that
-// they can begin while the backward still runs, and they have finish(). What differs is when the
+// The interface that all ways to sum the gradients share. They are hooks of the model (parts.h), so
+// that they can begin while the backward still runs, and have a finish(). They differ in when the
 // all-reduces start and how large they are.
 class GradientSync : public Hooks {
 public:
     GradientSync(ParameterList& parameters, const Mesh& mesh)
         : parameters_(parameters), mesh_(mesh), ranks_(mesh.group({"dp", "cp", "ep"})) {}
 
-    // Called after the backward that completes the gradients (4_accumulation.h). Whatever is queued
-    // on the compute stream afterwards sees the sums.
+    // Called after the backward that completes the gradients (4_accumulation.h). Work that is
+    // queued on the compute stream afterwards sees the sums.
     virtual void finish() = 0;
 
 protected:
@@ -51,7 +51,8 @@ public:
             const TraceName name(TraceName::whole, parameter->name);
             data_group(mesh_, *parameter).all_reduce(parameter->grad);
         }
-        // A weight of which two ranks hold a copy, as a tied one of 09's pipeline: none here.
+        // Sums a weight of which two ranks hold a copy, such as a tied one in 09's pipeline. There
+        // is none here.
         sum_over_replica_groups(parameters_, mesh_);
     }
 };

@@ -26,9 +26,9 @@ class BucketSync : public GradientSync {
 public:
     struct Bucket {
         Range elements;  // of the flat gradients
-        // the ranks that sum them: for experts others than for the rest of the model
+        // The ranks that sum them; for experts they are not the ranks of the rest of the model.
         const Communicator& group;
-        int members, missing;  // parameters in it; those not yet complete
+        int members, missing;  // its parameters; those not yet complete
         std::vector<Work> under_way = {};
     };
     // `full`: the number of elements at which a bucket is full.
@@ -52,7 +52,7 @@ public:
     }
 
     void gradient_complete(Parameter& parameter, const Context&) override {
-        // exercise 01.2 begin: a bucket whose last gradient is complete starts its sum
+        // exercise 01.2 begin: when a bucket's last gradient is complete, start its sum
         const size_t index = bucket_of_.at(&parameter);
         const TraceName name(TraceName::whole, "bucket", int64_t(index) + 1);
         Bucket& bucket = buckets_[index];
@@ -80,8 +80,7 @@ protected:
         bucket.under_way.push_back(
             bucket.group.all_reduce(gradients, Reduce::sum, communication_stream()));
     }
-    // Called in finish() once a bucket's sum is there. 8_reduce_dtype.h takes it from where it
-    // travelled.
+    // Called in finish() when a bucket's sum is complete. 8_reduce_dtype.h then converts it back.
     virtual void arrived(Bucket&) {}
     Tensor of(const Bucket& bucket) const {  // its gradients
         return parameters_.flat_grads().slice(bucket.elements.begin, bucket.elements.end);

@@ -1,7 +1,7 @@
 // When gradients are summed: once a step, or after each micro-batch (--grad-accum, --no-sync).
 //
-// A step's gradient is a sum over its micro-batches, and over the ranks. In which order they are
-// added changes nothing but rounding, so that one sum over the ranks is enough:
+// A step's gradient is a sum over its micro-batches and over the ranks. The order of the additions
+// changes only the rounding, so one sum over the ranks is enough:
 //
 //     once         rank 0   m1   +m2   +m3 --.                   one all-reduce a step
 //     (no_sync)    rank 1   m1   +m2   +m3 --+--> gradient
@@ -9,8 +9,8 @@
 //     after each   rank 0   m1 --.        m2 --.        m3 --.   three of the same size, and
 //                  rank 1   m1 --+--> +   m2 --+--> +   m3 --+   a second tensor for their sum
 //
-// PyTorch's DistributedDataParallel does the second unless the backwards before the last one run
-// under its no_sync(). With three micro-batches the first sends a third of the bytes.
+// PyTorch's DistributedDataParallel sums after each micro-batch, unless all backwards but the last
+// run under its no_sync(). With three micro-batches, summing once sends a third of the bytes.
 #pragma once
 
 #include "1_naive.h"
@@ -20,7 +20,7 @@ namespace ultrascale::data_parallel {
 
 class Accumulation {
 public:
-    // every_time: after each micro-batch.
+    // every_time: sum after each micro-batch.
     Accumulation(ParameterList& parameters, GradientSync& sync, bool every_time = false)
         : parameters_(parameters), sync_(sync) {
         const Tensor& gradients = parameters.flat_grads();
@@ -32,11 +32,11 @@ public:
         micro_batches_ = micro_batches, done_ = 0;
         parameters_.begin_gradients(sums_ ? 1 : micro_batches);
     }
-    // After each micro-batch's backward. Whatever is queued on the compute stream after the last
-    // one sees the gradients' sums over all micro-batches and ranks.
+    // Called after each micro-batch's backward. Work that is queued on the compute stream after the
+    // last call sees the gradients' sums over all micro-batches and ranks.
     void end_micro_batch() {
         const bool first = done_ == 0, last = ++done_ == micro_batches_;
-        if (!sums_) {  // the others only add to the gradients
+        if (!sums_) {  // later micro-batches only add to the gradients
             if (last) wait();
             return;
         }

@@ -20,10 +20,10 @@
 //     +--------------------------------------------------------------+
 //
 // A rank sends 2(n-1) chunks of S/n bytes:   t = 2(n-1)/n * S/bw + 2(n-1) * latency.
-// That is at most 2 S however many ranks there are, and no all-reduce can send less (Patarasuk &
-// Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"). Only the
-// latency grows with n, so small tensors go faster along trees. The playbook: appendix A0, "Ring
-// AllReduce".
+// These are less than 2 S bytes however many ranks there are, and no all-reduce can send fewer
+// (Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations").
+// Only the latency grows with n, so small tensors go faster along trees. The playbook: appendix A0,
+// "Ring AllReduce".
 //
 // RingDirections::both cuts the tensor in two halves, one for each direction. If links carry both
 // directions at full speed, and each neighbour has its own link, that takes half the time.
@@ -41,25 +41,24 @@ namespace ultrascale::data_parallel {
 
 enum class RingDirections { one, both };
 
-// What this rank did in one step and one direction; an observer is called once the received chunk
-// is in place.
+// One step of this rank in one direction. An observer is called when the received chunk is in
+// place.
 struct RingStep {
     enum Phase { reduce_scatter, all_gather } phase;
     int step;            // 0 .. n-2 in each phase
-    int sent, to;        // this chunk went to this neighbour,
-    int received, from;  // this one came from that
+    int sent, to;        // this chunk was sent to this neighbour
+    int received, from;  // this chunk was received from this one
 };
 using RingObserver = std::function<void(const RingStep&)>;
 
-// Where part p begins if `count` elements are cut into `parts` parts, equal but for a remainder. A
-// large tensor is cut at multiples of 64 elements, because a GPU reads 16 bytes at once where the
-// address allows it.
+// The index at which part p begins if `count` elements are cut into `parts` parts, which are equal
+// but for a remainder. A large tensor is cut at multiples of 64 elements, because a GPU reads 16
+// bytes at once if the address allows it.
 inline int64_t part_begin(int64_t count, int64_t p, int64_t parts) {
     const int64_t grain = count >= 4096 * parts ? 64 : 1;
     return p == parts ? count : count / grain * p / parts * grain;
 }
 
-// The length of the longest of these parts.
 inline int64_t longest_part(int64_t count, int64_t parts) {
     int64_t longest = 0;
     for (int64_t p = 0; p < parts; ++p)
@@ -74,7 +73,7 @@ inline std::vector<int64_t> ring_shares(int64_t count, RingDirections directions
     return {half, count - half};
 }
 
-// One direction: its share of the tensor, and which rank is where in the ring.
+// One direction of the ring: its share of the tensor, and the ranks' positions.
 struct Ring {
     Tensor x;  // (count)
     int rank, n, direction /* 1: to the right, -1: to the left */;
@@ -98,9 +97,9 @@ inline std::vector<Ring> make_rings(const Tensor& x, int rank, int n, RingDirect
     return rings;
 }
 
-// x, of any shape, becomes the sum over all ranks of `group`; fp32 or bf16 (which is rounded at
-// every addition). On the compute stream; all ranks call it with equal sizes. Holds one chunk
-// besides x.
+// x, of any shape, becomes the sum over all ranks of `group`. It is fp32 or bf16 (which is rounded
+// at every addition). Runs on the compute stream; all ranks call it with equal sizes. Holds one
+// chunk besides x.
 inline void ring_all_reduce(const Communicator& group, Tensor x,
                             RingDirections directions = RingDirections::one,
                             const RingObserver& observe = {}) {
@@ -117,8 +116,8 @@ inline void ring_all_reduce(const Communicator& group, Tensor x,
                      ring.behind(received_home), ring.behind(1)});
     };
 
-    // Reduce-scatter: pass on the chunk that was added to last, starting with the one whose home is
-    // one place behind.
+    // Reduce-scatter: pass on the chunk that was added to last, starting with the chunk whose home
+    // is one place behind.
     for (int step = 0; step < n - 1; ++step) {
         const int sent = step + 1, received = step + 2;  // homes, in places behind this rank
         std::vector<Transfer> transfers;
@@ -149,9 +148,9 @@ inline void ring_all_reduce(const Communicator& group, Tensor x,
     // exercise 01.1 end
 }
 
-// --sync ring: sums the whole gradient so, after the backward. On four H200s this waits for 37 ms,
-// where naive's calls wait for 44 (README.md). Nothing overlaps, since the ring's additions run on
-// the compute stream, where the backward runs, too. (NCCL adds inside its communication kernels.)
+// --sync ring: sums the whole gradient in this way after the backward. On four H200s this waits for
+// 37 ms, where naive's calls wait for 44 (README.md). Nothing overlaps, since the ring's additions
+// run on the compute stream, as the backward does. (NCCL adds inside its communication kernels.)
 class RingSync : public GradientSync {
 public:
     RingSync(ParameterList& parameters, const Mesh& mesh, RingDirections directions)

@@ -34,7 +34,7 @@ namespace ultrascale::data_parallel {
 
 class HierarchicalSync : public BucketSync {
 public:
-    // All nodes have equally many ranks.
+    // All nodes must have the same number of ranks.
     HierarchicalSync(ParameterList& parameters, const Mesh& mesh, int64_t full, const Nodes& nodes)
         : BucketSync(parameters, mesh, full),
           inside_(ranks_.split(nodes.node_of(ranks_.rank()), ranks_.rank(), "inside the node")),

@@ -6,14 +6,14 @@
 //     rank 1   fp32 gradients of a bucket --round--> bf16 --+-- all-reduce -+--> bf16 --> fp32
 //                                                            (communication_stream)
 //
-// Micro-batches still add up in fp32, and so does the optimizer: only what is on the wire is short.
-// Each rank's summand is rounded once, by at most 1/512 of itself (bf16 keeps 8 bits of a number),
-// and then the sum: once over MPI, which adds in fp32 (comm.h), and at every addition over NCCL,
-// whose errors grow with the ranks. So the gradient is no longer one device's up to fp32's
-// rounding, but up to bf16's. The other way round, bf16 gradients that travel in fp32 are rounded
-// only once, after the sum, and send twice as much.
+// Micro-batches still add up in fp32, and so does the optimizer: only the numbers on the wire are
+// short. Each rank's summand is rounded once, by at most 1/512 of itself (bf16 keeps 8 bits of a
+// number). The sum is rounded, too: once over MPI, which adds in fp32 (comm.h), and at every
+// addition over NCCL, whose errors grow with the number of ranks. So the gradient equals one
+// device's up to bf16's rounding, no longer up to fp32's. If conversely bf16 gradients travel in
+// fp32, they are rounded only once, after the sum, and twice as many bytes are sent.
 //
-// PyTorch's FSDP calls it MixedPrecisionPolicy.reduce_dtype,
+// PyTorch's FSDP has the option as MixedPrecisionPolicy.reduce_dtype,
 // https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 #pragma once
 
@@ -23,7 +23,7 @@ namespace ultrascale::data_parallel {
 
 class ReduceDtypeSync : public BucketSync {
 public:
-    // `wire`: the dtype in which gradients travel; `full` as BucketSync's.
+    // `wire`: the dtype in which gradients travel. `full`: see BucketSync.
     ReduceDtypeSync(ParameterList& parameters, const Mesh& mesh, int64_t full, DType wire)
         : BucketSync(parameters, mesh, full), dtype_(wire), wires_(buckets_.size()) {}
 
@@ -46,7 +46,7 @@ protected:
 
 private:
     DType dtype_;
-    std::vector<Tensor> wires_;  // of each bucket, while it is under way
+    std::vector<Tensor> wires_;  // one for each bucket, while it travels
 };
 
 }  // namespace ultrascale::data_parallel

@@ -6,9 +6,9 @@
 //     rank 2   | AdamW step | ... | step H |--'                              '--> theta --> ...
 //                no communication, own data       once in H steps
 //
-// Each rank trains its own copy of the weights on its own samples. How far it has moved is its part
-// of an "outer gradient". The mean over all ranks drives a Nesterov momentum update of theta, the
-// outer weights, which are the same everywhere:
+// Each rank trains its own copy of the weights on its own samples. The distance that it has moved
+// is its part of an "outer gradient". The mean over all ranks drives a Nesterov momentum update of
+// theta, the outer weights, which are the same everywhere:
 //
 //     delta = mean over ranks of (theta - local weights)    one all-reduce of Psi elements, fp32
 //     m     = mu m + delta                                  mu = --outer-momentum
@@ -42,7 +42,7 @@ struct DiLoCoOptions {
 
 class DiLoCo {
 public:
-    // All ranks must hold the same weights now; these become theta.
+    // All ranks must hold the same weights now; they become theta.
     DiLoCo(const ParameterList& parameters, Updater& optimizer, const Communicator& ranks,
            const DiLoCoOptions& options)
         : parameters_(parameters), ranks_(ranks), options_(options) {
@@ -58,7 +58,7 @@ public:
         for (size_t i = 0; i < local_.size(); ++i) ops::copy(of(outer_, i), local_[i]);
     }
 
-    // Called after inner step number `done` of the run (1, 2, ...); makes an outer step every H
+    // Called after inner step number `done` of the run (1, 2, ...). Makes an outer step every H
     // steps and after the last one, so that the run ends with one model.
     void after_step(int64_t done, bool last) {
         if (done % options_.inner_steps != 0 && !last) return;
@@ -83,8 +83,8 @@ public:
         }
     }
 
-    // Of the loss and of the squared norm the mean over the ranks, so that all see alike whether
-    // they are finite.
+    // Averages the loss and the squared norm over the ranks, so that all ranks agree whether they
+    // are finite.
     void finish(Step& step, const Tensor& own_norm) const {
         const Tensor loss_and_norm = Tensor::empty({2}, DType::fp64, Memory::workspace);
         phase("loss", [&] {
@@ -97,7 +97,6 @@ public:
     }
 
 private:
-    // Parameter i's part of a flat tensor.
     Tensor of(const Tensor& flat, size_t i) const {
         int64_t begin = 0;
         for (size_t k = 0; k < i; ++k) begin += local_[k].numel();
@@ -112,7 +111,7 @@ private:
 };
 
 // Step number `done` of the run: each rank trains on the mean over its own samples (step.h:
-// MeanOver::own_samples), followed by an outer step where one is due.
+// MeanOver::own_samples); if an outer step is due, it follows.
 inline void diloco_step(Step& step, Llama& model, Updater& optimizer, DiLoCo& diloco, int64_t done,
                         bool last) {
     model.parameters().begin_gradients(step.accumulated);

@@ -12,16 +12,16 @@ using namespace ultrascale::data_parallel;
 
 namespace {
 
-// One training step: each rank runs its own micro-batches, the gradients are summed over all ranks,
-// and so all make the same update.
+// One training step: each rank runs its own micro-batches, and the gradients are summed over all
+// ranks, so that all ranks make the same update.
 void train_step(Step& step, Llama& model, Updater& optimizer, GradientSync& sync,
                 Accumulation& gradients, const Communicator& ranks) {
     gradients.begin_step(step.accumulated);
     for (MicroBatch batch : step.micro_batches({&sync})) {
         Saved saved;
         model.forward(batch, saved);
-        model.backward(batch, saved);  // calls `sync` for each gradient that is complete
-        gradients.end_micro_batch();   // sums over the ranks, here at the latest
+        model.backward(batch, saved);  // calls `sync` for each complete gradient
+        gradients.end_micro_batch();   // here at the latest, sums over the ranks
     }
     const Tensor squared_norm = optimizer.squared_norm();
     optimizer.step(step.learning_rate, squared_norm);

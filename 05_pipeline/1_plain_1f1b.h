@@ -58,6 +58,7 @@ public:
     // this rank's stage contributes. `hooks` look on, or do what another technique adds.
     void run(Step& step, Hooks* hooks = nullptr) {
         step.call_hooks({hooks});
+        // exercise 05.7 begin: warm up; a forward, a backward; the rest
         const int64_t m = step.accumulated,
                       warmup = std::min<int64_t>(pp_.size() - 1 - pp_.rank(), m);
         // On the first rank all x are empty, on the last one all y and dy.
@@ -81,6 +82,7 @@ public:
             Tensor dx = backward(std::move(dy));
             send(std::move(dx), above_);
         }
+        // exercise 05.7 end
     }
 
 private:

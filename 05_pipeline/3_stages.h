@@ -18,7 +18,7 @@
 
 namespace ultrascale::pipeline {
 
-// Stages of so many layers each, in the model's order.
+// Stages with these numbers of layers, in the model's order.
 inline std::vector<Stage> stages_of(const std::vector<int64_t>& layers) {
     std::vector<Stage> stages;
     int64_t first = 0;
@@ -33,7 +33,7 @@ inline std::vector<Stage> stages_of(const std::vector<int64_t>& layers) {
 // all of them. The list is in the model's order; chunk(c) is the schedule's chunk c.
 class RankStages {
 public:
-    // `stages`: all of the model's. Gradients will have this dtype.
+    // `stages`: all of the model's stages. Gradients will have grad_dtype.
     RankStages(const LlamaConfig& config, const ModelOptions& model, DType grad_dtype,
                const Schedule& schedule, const std::vector<Stage>& stages, int rank,
                const ModuleFactories& factories)
@@ -71,8 +71,9 @@ private:
     DType grad_dtype_;
 };
 
-// Where the model exists twice: the rank that holds the other copies of a rank's stages. UserError
-// if that is the rank itself, or not one rank (which a schedule from a file may ask for).
+// If the model exists twice: the rank that holds the other copies of a rank's stages. Throws
+// UserError if that is the rank itself, or several ranks (which a schedule from a file may ask
+// for).
 inline int other_holder(const Schedule& schedule, int rank) {
     int other = -1;
     const auto locations = schedule.locations();
@@ -90,8 +91,8 @@ inline int other_holder(const Schedule& schedule, int rank) {
     return other;
 }
 
-// Makes the groups of ranks that hold the same parameters: "tied", the first and the last stage, if
-// the model's output head is its embedding; "copies", the two ranks that hold a stage of a model
+// Creates the groups of ranks that hold the same parameters: "tied", the first and the last stage,
+// if the model's output head is its embedding; "copies", the two ranks that hold a stage of a model
 // that exists twice. Their gradients are summed after all others (sum_over_replica_groups). All
 // ranks of the mesh call it.
 inline void add_holders(Mesh& mesh, const Schedule& schedule, const LlamaConfig& config) {
@@ -105,7 +106,7 @@ inline void add_holders(Mesh& mesh, const Schedule& schedule, const LlamaConfig&
         const auto holds = [&](int rank) {
             return rank == locations[0].front().rank || rank == locations[0].back().rank;
         };
-        int index = 0;  // among the two, or among all others
+        int index = 0;  // in the group of the two, or of all others
         for (int r = 0; r < pp.rank(); ++r) index += holds(r) == holds(pp.rank());
         mesh.add_copies(pp.split(holds(pp.rank()) ? 0 : 1, pp.rank(), "tied",
                                  holds(pp.rank()) ? 2 : pp.size() - 2, index));

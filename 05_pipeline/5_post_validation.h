@@ -1,6 +1,6 @@
 // --post-validation: a step without a barrier. Clipping needs the norm of the whole model's
-// gradient, so all ranks would have to wait for the last one before any of them could update, and
-// bubbles come back however well the schedule has filled them. But in most steps nothing is
+// gradient, so all ranks would have to wait for the last one before any of them could update; the
+// bubbles would come back however well the schedule has filled them. But in most steps nothing is
 // clipped. So each rank updates as soon as it has its own gradients, as if nothing had to be
 // clipped, begins the next step, and learns there whether it was right:
 //
@@ -9,16 +9,16 @@
 //     rank 2       ... W7 | update | F0 F1   | confirmed |          the ranks; the last one has all
 //     rank 3         ... W7 | update | F0    | confirmed |          of them, and they run up again
 //
-// If the norm must be clipped (or is no finite number where it could be), every rank goes back to
-// the weights and states that it has kept, updates with the whole norm, and runs the forwards since
-// then again. So the result is the same, bit by bit, as with the barrier. AdamW cannot be undone by
-// arithmetic without rounding, hence the copies: of a parameter's value and its two moments, 12
-// bytes in fp32 (bf16: 14, with the master copy).
+// If the norm must be clipped (or is not a finite number although it might be), every rank returns
+// to the weights and states that it has kept, updates with the whole norm, and repeats the forwards
+// since then. So the result is the same, bit by bit, as with the barrier. Arithmetic cannot undo
+// AdamW without rounding, so copies are needed: a parameter's value and its two moments, 12 bytes
+// in fp32 (bf16: 14, with the master copy).
 //
 // (Qi et al. update with the sum of the norm's parts so far. A rank's own part serves as well: if
-// either of them clips, so does the whole norm, which has the last word; and no rank waits for the
-// one before it. A weight that two ranks hold, a tied embedding, still makes them wait for each
-// other: its gradients must be summed before the update.)
+// either of them clips, so does the whole norm, which decides; and no rank waits for the one before
+// it. Two ranks that hold the same weight, a tied embedding, still wait for each other: its
+// gradients must be summed before the update.)
 // Qi et al., "Zero Bubble Pipeline Parallelism", 2023 (arXiv 2401.10241), section 4.
 #pragma once
 
@@ -32,7 +32,7 @@ namespace ultrascale::pipeline {
 
 class PostValidation : public PlainUpdater {
 public:
-    // All ranks of the mesh, which has the axes pp and dp, call it, after the parameters have
+    // All ranks of the mesh, which has the axes pp and dp, call it after the parameters have got
     // storage.
     PostValidation(ParameterList& parameters, const Options& options, const Mesh& mesh)
         : PlainUpdater(parameters, options, &mesh),
@@ -51,7 +51,7 @@ public:
         return state;
     }
 
-    // Updates with this rank's part of the norm, and sends it on its way. Does not wait.
+    // Updates with this rank's part of the norm and sends that part on. Does not wait.
     void update_unconfirmed(Step& step) {
         check(!step_, "an update before the previous one was confirmed");
         step_ = &step;
@@ -64,7 +64,7 @@ public:
         });
     }
 
-    // Waits until the former step's norm has arrived, and finishes that step. Returns whether its
+    // Waits until the previous step's norm has arrived, and finishes that step. Returns whether its
     // update was wrong and has been repeated. Does nothing if there is no such step.
     bool confirm() {
         if (!step_) return false;
@@ -86,10 +86,10 @@ public:
         return wrong;
     }
     int64_t repeated() const { return repeated_; }  // steps
-    // Waits for the messages under way: before a run ends whose last update stays unconfirmed.
+    // Waits for the messages under way, before a run ends whose last update stays unconfirmed.
     void finish() override { works_.clear(); }
 
-    // Of each rank its part of the norm, and its part of the loss.
+    // Each rank's part of the norm and part of the loss.
     static int64_t bytes_of_parts(int ranks) { return 16 * ranks; }
 
 private:
@@ -107,9 +107,10 @@ private:
             Tensor::empty(part.tensor.shape(), part.tensor.dtype(), Memory::optimizer));
     }
 
-    // Down the ranks, each of which adds its part, and up again, on a stream of their own. One for
-    // both directions, as what goes up needs what has come down: an event of another stream would
-    // know nothing of a message that comes through the host because ranks share a GPU.
+    // Sends the parts down the ranks, each of which adds its own, and up again, on a stream of its
+    // own. One stream serves both directions, because a message upwards needs what has come down:
+    // an event of another stream would not cover a message that goes through the host because ranks
+    // share a GPU.
     void send_parts(const Tensor& own, const Tensor& loss) {
         const int rank = pp_.rank(), last = pp_.size() - 1;
         const Tensor parts = Tensor::zeros({slots()}, DType::fp64, Memory::workspace);

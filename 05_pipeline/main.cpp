@@ -18,7 +18,7 @@ using namespace ultrascale::pipeline;
 
 namespace {
 
-// One training step. The plain loop, or the executor, does this rank's forwards, backwards, sends
+// One training step. The plain loop, or the executor, runs this rank's forwards, backwards, sends
 // and receives of all micro-batches. Then each rank has the gradients of its own stages. Only three
 // things need other ranks: the sums over ranks with other samples (dp) or with a copy of a weight,
 // the global norm, and the loss, which the rank with the last stage knows.
@@ -35,7 +35,7 @@ void train_step(Step& step, Pipeline& pipeline, Updater& optimizer) {
     step.finish(squared_norm);
 }
 
-// The same without a barrier: the update is confirmed in the next step, after its first forwards.
+// A step without a barrier: its update is confirmed in the next step, after the first forwards.
 void train_step_without_waiting(Step& step, Pipeline& pipeline, PostValidation& validation) {
     ParameterList& parameters = pipeline.parameters();
     parameters.begin_gradients(step.accumulated / pipeline.schedule.copies());

@@ -65,13 +65,13 @@ public:
                    Context& context) override {
         const Tensor tokens = x.view({x.rows(), x.cols()});
         statistics_.begin(context.drops(), saved.enabled(), layer_, context.micro_batch);
-        // Of each token the k experts and their weights, both (T, k).
+        // `routed` has the k experts of each token and their weights, both (T, k).
         const Routed routed = router_->forward(tokens, saved["router"], context);
         if (log_) log_(layer_, routed.experts, {}, context);
-        const Trip trip = plan(routed.experts, tokens);  // steps 1 and 2
+        const Trip trip = plan(routed.experts, tokens);  // the order of step 1, and step 2
         ExpertRows rows{.counts = trip.by_expert->counts()};
-        rows.rows =
-            there(copies(tokens, trip.row_map), trip);  // 1, 3, 4; column(): as rows of one number
+        // 1, 3, 4; the weights travel as rows of one number, which column() makes of them
+        rows.rows = there(copies(tokens, trip.row_map), trip);
         rows.weights = there(copies(column(routed.weights), column(trip.row_map)), trip);
         // 5, 6
         const Tensor results = back(experts_.forward(std::move(rows), saved["experts"]), trip);
@@ -117,17 +117,17 @@ protected:
     // Steps 1 and 2: sorts the choices by expert, trades counts, and waits for them.
     Trip plan(const Tensor& chosen, const Tensor& tokens) const {
         const int64_t n = ep_.size(), here = count_ / n;  // experts of a rank
-        // How many rows leave for each of all experts; and how many come from each rank, for each
-        // expert of this one.
-        const Tensor leave = Tensor::empty({count_}, DType::int32, Memory::workspace),
-                     come = Tensor::empty({count_}, DType::int32, Memory::workspace),
+        const Tensor to = Tensor::empty({count_}, DType::int32, Memory::workspace),
                      order = activation({chosen.numel()}, DType::int32);
         Trip trip{.row_map = activation(chosen.shape(), DType::int32)};
-        ops::sort_by_expert(leave, order, trip.row_map, chosen);
-        ep_.all_to_all(come, leave);
-        const std::vector<int32_t> leaving = read_counts(leave), coming = read_counts(come);
-        trip.sizes = {rows_by_rank(leaving, n), rows_by_rank(coming, n)};
-        trip.by_expert = std::make_shared<RowsByExpert>(coming, n, here);
+        ops::sort_by_expert(to, order, trip.row_map, chosen);  // to: rows for each of all experts
+        // exercise 06.5 begin: trade counts; how many rows go to and come from each rank
+        const Tensor from = Tensor::empty(to.shape(), DType::int32, Memory::workspace);
+        ep_.all_to_all(from, to);  // rows from each rank, for each of this rank's experts
+        const std::vector<int32_t> mine = read_counts(to), theirs = read_counts(from);
+        trip.sizes = {rows_by_rank(mine, n), rows_by_rank(theirs, n)};
+        trip.by_expert = std::make_shared<RowsByExpert>(theirs, n, here);
+        // exercise 06.5 end
         statistics_.one_way(ep_, std::vector<int64_t>(size_t(n), here), sizeof(int32_t));
         statistics_.choices(ep_, trip.sizes, tokens.cols() * dtype_bytes(tokens.dtype()));
         statistics_.rows({trip.sizes.received(),

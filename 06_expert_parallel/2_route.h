@@ -1,5 +1,5 @@
-// A router's choice, token by token on the host: the plain form of what ops::router_forward
-// computes, for reading, for --verify's plain training (lab/one_device_experts.h) and for the demo.
+// A router's choice, token by token on the host. It is the plain form of ops::router_forward, for
+// reading, for --verify's plain training (lab/one_device_experts.h) and for the demo.
 //
 //     logits (E) --softmax or sigmoid--> scores --+ bias--> choice
 //     groups: keep the best ones by the sum of their two best choices, hide the others
@@ -19,9 +19,9 @@
 
 namespace ultrascale::expert_parallel {
 
-// One token's way: everything has E or k elements.
+// The route of one token. Everything has E or k elements.
 struct Route {
-    std::vector<double> scores, choice;  // (E); choice: scores + bias, -infinity where hidden
+    std::vector<double> scores, choice;  // (E); choice: scores + bias, -infinity if hidden
     std::vector<int> experts;            // (k), best first
     std::vector<double> weights;         // (k)
 };
@@ -39,7 +39,7 @@ inline std::vector<double> scores_of(std::span<const float> logits, ops::RouterS
     return scores;
 }
 
-// Indices of `values`, the largest first, of equals the lower index first.
+// The indices of `values`, the largest value first; of equal values the lower index first.
 inline std::vector<int> best_first(const std::vector<double>& values) {
     std::vector<int> order(values.size());
     std::iota(order.begin(), order.end(), 0);
@@ -49,7 +49,7 @@ inline std::vector<int> best_first(const std::vector<double>& values) {
 
 // Hides the groups that are not among the best ones.
 inline void keep_best_groups(std::vector<double>& choice, const ops::RouterSettings& settings) {
-    // exercise 06.2 begin: a group counts the sum of its two best; the rest is hidden
+    // exercise 06.2 begin: a group's score is the sum of its two best; hide the others
     const size_t each = choice.size() / size_t(settings.groups);
     std::vector<double> group_scores;
     for (size_t first = 0; first < choice.size(); first += each) {
@@ -63,7 +63,6 @@ inline void keep_best_groups(std::vector<double>& choice, const ops::RouterSetti
     // exercise 06.2 end
 }
 
-// The weights of a route's experts, from their scores.
 inline void set_weights(Route& route, const ops::RouterSettings& settings) {
     double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0;
     for (int e : route.experts) sum += route.scores[size_t(e)];
@@ -76,7 +75,7 @@ inline void set_weights(Route& route, const ops::RouterSettings& settings) {
 // The route of a token with these logits (E). bias (E) may be empty.
 inline Route route_token(std::span<const float> logits, std::span<const float> bias,
                          const ops::RouterSettings& settings) {
-    // exercise 06.1 begin: choose on scores + bias; the weights are of the scores alone
+    // exercise 06.1 begin: choose by scores + bias; the weights come from the scores alone
     Route route{.scores = scores_of(logits, settings.score)};
     route.choice = route.scores;
     for (size_t e = 0; e < bias.size(); ++e) route.choice[e] += double(bias[e]);
@@ -89,16 +88,16 @@ inline Route route_token(std::span<const float> logits, std::span<const float> b
     return route;
 }
 
-// A single choice whose weight is divided by itself: it is 1 and has no gradient. (Computed, the
-// gradient would be rounding alone, of which AdamW makes full steps.)
+// True for a single choice whose weight is divided by itself: it is 1 and has no gradient. (A
+// computed gradient would be nothing but rounding, and AdamW would make full steps along it.)
 inline bool has_constant_weights(const ops::RouterSettings& settings) {
     return settings.renormalise && settings.top_k == 1;
 }
 
-// The gradient of the scores from that of the weights.
+// The gradient with respect to the scores, from that with respect to the weights.
 inline std::vector<double> score_gradient(const Route& route, std::span<const double> dweights,
                                           const ops::RouterSettings& settings) {
-    // exercise 06.3 begin: d weights -> d scores: of s_j / sum of s, or of s_j alone
+    // exercise 06.3 begin: the gradient of s_j / sum of s, or of s_j alone
     std::vector<double> dscores(route.scores.size());
     if (has_constant_weights(settings)) return dscores;
     double sum = settings.score == ops::RouterScore::sigmoid ? 1e-20 : 0, along = 0;
@@ -114,7 +113,7 @@ inline std::vector<double> score_gradient(const Route& route, std::span<const do
     return dscores;
 }
 
-// The gradient of the logits from that of the scores.
+// The gradient with respect to the logits, from that with respect to the scores.
 inline std::vector<double> logit_gradient(const std::vector<double>& scores,
                                           const std::vector<double>& dscores,
                                           ops::RouterScore kind) {
@@ -127,16 +126,16 @@ inline std::vector<double> logit_gradient(const std::vector<double>& scores,
     return dlogits;
 }
 
-// A choice that no router made, for measurements: token n's j-th expert. The share `skew` of all
+// Token n's j-th expert in a choice that no router made, for measurements. The share `skew` of all
 // tokens, evenly spread, choose expert 0 first and the others in turn. The other tokens choose all
-// experts in turn, in steps that change from round to round: so a token's experts are on about as
-// many ranks as if a router chose. (Neighbours would often be on one rank.)
+// experts in turn, in steps that change from round to round, so that a token's experts are on about
+// as many ranks as if a router had chosen them. (Neighbours would often be on one rank.)
 inline int forced_expert(int64_t n, int64_t j, int64_t experts, int64_t k, double skew) {
-    const auto skewed = int64_t(std::floor(double(n) * skew));  // of the tokens before this one
+    const auto skewed = int64_t(std::floor(double(n) * skew));  // among the tokens before this one
     if (int64_t(std::floor(double(n + 1) * skew)) == skewed) {
         const int64_t in_turn = n - skewed;
         int64_t step = 1 + in_turn / experts * (experts * 5 / 8 + 1) % experts;
-        while (std::gcd(step, experts) > 1) --step;  // else some experts would never be chosen
+        while (std::gcd(step, experts) > 1) --step;  // otherwise some experts would never be chosen
         return int((in_turn * k + j) * step % experts);
     }
     return j == 0 ? 0 : int(1 + (skewed * (k - 1) + j - 1) % (experts - 1));

@@ -1,12 +1,12 @@
-// The router: a linear without bias that scores the experts for each token, and the choice of the
-// k best (2_route.h does the same token by token).
+// The router: a linear without bias that scores the experts for each token, and the choice of the k
+// best. (2_route.h does the same token by token.)
 //
 //     x (N, h) --W (E, h)--> logits (N, E) --> scores --> experts (N, k), weights (N, k)
 //                                                |
 //                                         auxiliary losses (4_balance.h)
 //
-// Its arithmetic is in fp32 whatever the model's type, as rounding would change choices. Only the
-// weights carry a gradient back to the scores; which experts were chosen does not.
+// Its arithmetic is in fp32 whatever the model's dtype, because rounding would change choices. Only
+// the weights carry a gradient back to the scores; the choice of experts has no gradient.
 #pragma once
 
 #include "2_route.h"
@@ -17,12 +17,11 @@
 
 namespace ultrascale::expert_parallel {
 
-// What a router decided for N tokens.
 struct Routed {
     Tensor experts, weights;  // (N, k) int32, fp32
 };
 
-// Sees the choices (N, k) of a layer's forward, and their rows (6_dispatch.h).
+// Observes the choices (N, k) of a layer's forward, and their rows (6_dispatch.h).
 using SeeChoices = std::function<void(int64_t layer, const Tensor& experts, const Tensor& row_map,
                                       const Context&)>;
 
@@ -31,8 +30,8 @@ public:
     // Registers "PLACE.gate.weight" and, if training moves a bias, its buffer.
     Router(ParameterList& list, const ModulePath& block, const LlamaConfig& config,
            const ExpertOptions& options, LoadBalance& balance)
-        : layer_(block.layer),
-          settings_(config.experts.router),
+        : settings_(config.experts.router),
+          layer_(block.layer),
           options_(options),
           balance_(balance),
           weight_(list.add({.name = block.part("gate").weight(),
@@ -44,8 +43,8 @@ public:
                 list.add_buffer(block.name + ".gate.e_score_correction_bias", config.experts.count);
             balance.add_bias(layer_, bias_);
         }
-        if (options.trap == ExpertTrap::groups_masked_with_0) settings_.masked = 0;
     }
+    virtual ~Router() = default;
 
     // x (N, h)
     Routed forward(const Tensor& x, Saved& saved, const Context& context) {
@@ -55,8 +54,7 @@ public:
         ops::router_logits(logits, x, weight_->value);
         const Tensor scores = activation({N, E}, DType::fp32);
         Routed routed{activation({N, k}, DType::int32), activation({N, k}, DType::fp32)};
-        ops::router_forward(routed.experts, routed.weights, scores, logits, bias_, settings_);
-        if (options_.trap == ExpertTrap::weights_from_biased) add_bias_to_weights(routed, scores);
+        choose(routed, scores, logits);
         if (options_.forced()) force(routed);
         balance_.chosen(layer_, routed.experts, scores, logits, context);
         saved.keep("x", x);
@@ -66,15 +64,13 @@ public:
         return routed;
     }
 
-    // The gradient of x (N, h) from that of the weights (N, k), and from the auxiliary losses.
+    // The gradient of x (N, h), from that of the weights (N, k) and from the auxiliary losses.
     Tensor backward_input(const Tensor& dweights, Saved& saved, const Context& context) {
         const TraceName name(TraceName::part, "router"), pass(TraceName::pass, "dX");
         const Tensor scores = saved.take("scores"), experts = saved.take("experts");
         const Tensor dlogits = activation(scores.shape(), DType::fp32);
         {
-            Tensor dscores = balance_.score_gradient(layer_, context.micro_batch, scores);
-            if (dscores && options_.trap == ExpertTrap::softmax_twice)
-                through_softmax(dscores, scores);
+            const Tensor dscores = auxiliary_gradient(scores, context);
             const bool constant = options_.forced() || has_constant_weights(settings_);
             const Tensor used_dweights = constant ? zeros_like(dweights) : dweights;
             ops::router_backward(dlogits, used_dweights, scores, experts, settings_, dscores);
@@ -84,7 +80,7 @@ public:
                                  float(balance_.z_factor(scores.rows())));
         const DType dtype = weight_->value.dtype();
         Tensor dy = dlogits;
-        if (dtype != DType::fp32) {  // a product's factors share a type
+        if (dtype != DType::fp32) {  // a product's factors share a dtype
             dy = activation(dlogits.shape(), dtype);
             ops::copy(dy, dlogits);
         }
@@ -100,11 +96,24 @@ public:
         context.contributed(*weight_);
     }
 
+protected:
+    // Computes the scores of logits (N, E), each token's k experts, and their weights.
+    virtual void choose(const Routed& routed, const Tensor& scores, const Tensor& logits) const {
+        ops::router_forward(routed.experts, routed.weights, scores, logits, bias_, settings_);
+    }
+    // The auxiliary losses' gradient with respect to scores (N, E); empty if there are none.
+    virtual Tensor auxiliary_gradient(const Tensor& scores, const Context& context) const {
+        return balance_.score_gradient(layer_, context.micro_batch, scores);
+    }
+
+    ops::RouterSettings settings_;
+    Tensor bias_;  // (E) fp32; empty: none
+
 private:
     static Tensor zeros_like(const Tensor& t) {
         return Tensor::zeros(t.shape(), t.dtype(), Memory::workspace);
     }
-    // All weights become 1/k, and tokens go where forced_expert() says.
+    // Sets all weights to 1/k, and sends tokens where forced_expert() says.
     void force(const Routed& routed) const {
         const int64_t N = routed.experts.rows(), k = settings_.top_k;
         if (!forced_ || forced_.rows() != N) {
@@ -125,43 +134,11 @@ private:
         }
         return in_order_;
     }
-    // ExpertTrap::weights_from_biased: on the host, as no correct program needs it.
-    void add_bias_to_weights(const Routed& routed, const Tensor& scores) const {
-        const int64_t k = settings_.top_k, E = scores.cols();
-        const std::vector<float> s = scores.to_host<float>(), bias = bias_.to_host<float>();
-        const std::vector<int32_t> experts = routed.experts.to_host<int32_t>();
-        std::vector<float> weights(experts.size());
-        for (size_t n = 0; n < experts.size() / size_t(k); ++n) {
-            double sum = 1e-20;
-            for (size_t i = n * size_t(k); i < (n + 1) * size_t(k); ++i)
-                sum += double(weights[i] =
-                                  s[n * size_t(E) + size_t(experts[i])] + bias[size_t(experts[i])]);
-            for (size_t i = n * size_t(k); i < (n + 1) * size_t(k); ++i)
-                weights[i] *= float(settings_.scaling / (settings_.renormalise ? sum : 1));
-        }
-        Tensor(routed.weights).copy_from_host(weights.data());
-    }
-    // ExpertTrap::softmax_twice: the gradient of a loss that reads softmax(scores).
-    static void through_softmax(Tensor& dscores, const Tensor& scores) {
-        const int64_t E = scores.cols();
-        const std::vector<float> s = scores.to_host<float>();
-        std::vector<float> d = dscores.to_host<float>();
-        for (size_t at = 0; at < s.size(); at += size_t(E)) {
-            const std::span<const float> row(&s[at], size_t(E));
-            const std::vector<double> p = scores_of(row, ops::RouterScore::softmax),
-                                      dp(d.begin() + long(at), d.begin() + long(at) + E),
-                                      into = logit_gradient(p, dp, ops::RouterScore::softmax);
-            std::copy(into.begin(), into.end(), d.begin() + long(at));
-        }
-        dscores.copy_from_host(d.data());
-    }
 
     int64_t layer_;
-    ops::RouterSettings settings_;
     ExpertOptions options_;
     LoadBalance& balance_;
     Parameter* weight_;
-    Tensor bias_;  // (E) fp32; empty: none
     mutable Tensor forced_, in_order_;
 };
 

@@ -1,8 +1,9 @@
-// Balance: a router that is left alone soon sends most tokens to a few experts. Two remedies.
+// Balance: without intervention a router soon sends most tokens to a few experts. Two remedies:
 //
-// An auxiliary (load-balancing) loss, which grows when experts that are chosen often have high
-// probabilities, too. With n_e, the choices of expert e among T tokens, and p_te, the probability
-// that the router gives it for token t, all four forms are one formula with different factors,
+// An auxiliary (load-balancing) loss, which grows when the experts that are chosen often have high
+// probabilities, too. Let n_e be the number of times that T tokens choose expert e, and p_te the
+// probability that the router gives it for token t. All four forms are one formula with different
+// factors,
 //
 //     loss = factor * sum over e of n_e * sum over t of p_te
 //
@@ -14,25 +15,24 @@
 //                                                                         the mean over sequences
 //
 // where p is a softmax, or sigmoids divided by their sum. Only p has a gradient; n is a constant.
-// "Balanced" is its value if all n_e are equal, or all sums of p. It is no minimum: experts that
-// are chosen may have low probabilities.
-// hf is Hugging Face's load_balancing_loss_func, switch equation 4 of Fedus et al. 2021 with every
-// one of k choices counted, megatron that of Megatron-LM, sequence equation 17 of DeepSeek-V3
-// (arXiv 2412.19437). A step's loss is the mean over its micro-batches on all ranks. With
-// --aux-over global n is counted over the whole step instead, before the first backward (arXiv
-// 2501.11873).
+// "Balanced" is the loss if all n_e are equal, or all sums of p. It is not a minimum: chosen
+// experts may have low probabilities. hf is Hugging Face's load_balancing_loss_func, switch is
+// equation 4 of Fedus et al. 2021 with every one of k choices counted, megatron is Megatron-LM's,
+// sequence is equation 17 of DeepSeek-V3 (arXiv 2412.19437). A step's loss is the mean over its
+// micro-batches on all ranks. With --aux-over global n is counted over the whole step instead,
+// before the first backward (arXiv 2501.11873).
 //
-// A bias without a loss (DeepSeek-V3, section 2.1.2): added to the scores for the choice alone, and
-// moved after each step by gamma: up for experts with less than the mean load, down for those with
-// more; at the mean it stays.
+// A bias without a loss (DeepSeek-V3, section 2.1.2). It is added to the scores for the choice
+// alone, and moved after each step by gamma: up for experts with less than the mean load, down for
+// those with more; at the mean it stays.
 //
 // z-loss (Zoph et al. 2022): the mean of logsumexp(logits)^2 keeps logits small; summed over
 // layers.
 //
-// A pipeline has several micro-batches in flight, and a rank only some of the layers: what a
-// layer's forward counts is kept by micro-batch and layer. Where ranks share a micro-batch's tokens
-// (shared_tokens.h), n is summed over them in forward; p is not, as its gradient is of single
-// tokens.
+// A pipeline has several micro-batches in flight, and a rank has only some of the layers, so the
+// counts of a layer's forward are kept by micro-batch and layer. If ranks share a micro-batch's
+// tokens (shared_tokens.h), n is summed over them in forward; p is not, as its gradient belongs to
+// single tokens.
 #pragma once
 
 #include <algorithm>
@@ -46,17 +46,17 @@
 
 namespace ultrascale::expert_parallel {
 
-// The factor above; `layers` matters to hf only.
+// The factor above; only hf depends on `layers`.
 inline double aux_factor(Aux kind, double experts, double k, double layers, double tokens) {
     if (kind == Aux::hf) return experts / (layers * tokens * layers * tokens);
     return experts / ((kind == Aux::switch_transformer ? 1 : k) * tokens * tokens);
 }
 
-// By how much a bias moves (DeepSeek-V3).
+// Moves a bias (DeepSeek-V3).
 inline std::vector<float> moved_bias(std::vector<float> bias, const std::vector<float>& load,
                                      double gamma) {
-    // exercise 06.4 begin: up by gamma below the mean load, down above it
-    double total = 0;  // of whole numbers: exact, and so is the mean where a load equals it
+    // exercise 06.4 begin: move up by gamma below the mean load, down above it
+    double total = 0;  // whole numbers: the sum is exact, and so is the mean if a load equals it
     for (float n : load) total += double(n);
     const double mean = total / double(load.size());
     for (size_t e = 0; e < bias.size(); ++e)
@@ -65,12 +65,12 @@ inline std::vector<float> moved_bias(std::vector<float> bias, const std::vector<
     return bias;
 }
 
-// What the routers of a step chose, over all ranks.
+// The choices of a step's routers, over all ranks.
 struct StepLoads {
     std::vector<std::vector<float>> by_layer;  // (layers with experts, E): choices of each expert
-    double aux = 0, z = 0;  // as trained on without their coefficients; see LoadBalance::end_step
+    double aux = 0, z = 0;  // without their coefficients; see LoadBalance::end_step
 
-    // The largest load of an expert over the mean one, of each layer in turn; the mean over layers.
+    // The largest load of an expert divided by the mean load, averaged over the layers.
     double imbalance() const {
         double sum = 0;
         for (const std::vector<float>& load : by_layer) {
@@ -82,18 +82,17 @@ struct StepLoads {
     }
 };
 
-// Counts what the routers of a model, or of some of its layers, choose, and gives them their
-// losses' gradients.
+// Counts the choices of the routers of a model, or of some of its layers, and gives the routers
+// their losses' gradients.
 class LoadBalance {
 public:
-    // `micro_batches`: of a step, on all ranks together; `accumulated`: on this rank.
+    // `micro_batches`: a step's, on all ranks together.
     LoadBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
-                int64_t accumulated, const SharedTokens& shared = {})
+                const SharedTokens& shared = {})
         : config_(config),
           options_(options),
           shared_(shared),
           micro_batches_(double(micro_batches)),
-          accumulated_(double(accumulated)),
           layers_(config.layers - config.experts.first_dense),
           biases_(size_t(layers_)) {}
 
@@ -108,8 +107,8 @@ public:
         step_ = zeros(layers_);
         z_ = Tensor::zeros({1}, DType::fp64, Memory::workspace);
     }
-    // A forward of all micro-batches that only counts comes first, for AuxOver::global; then
-    // counted(): the counts so far, (layers, E), are summed over `ranks`.
+    // For AuxOver::global: first comes a forward of all micro-batches that only counts, then
+    // counted() sums these counts, (layers, E), over `ranks`.
     void count_only(bool on) { count_only_ = on; }
     void counted(const Communicator& ranks) {
         if (ranks.size() > 1) ranks.all_reduce(step_);
@@ -118,7 +117,7 @@ public:
         if (options_.aux == Aux::hf) global_of_all_layers_ = sum_of_rows(global_);
     }
 
-    // A layer's forward has chosen `experts` (N, k) from `scores` and `logits` (N, E).
+    // Called when a layer's forward has chosen `experts` (N, k) from `scores` and `logits` (N, E).
     void chosen(int64_t layer, const Tensor& experts, const Tensor& scores, const Tensor& logits,
                 const Context& context) {
         if (context.recomputing || !(context.training || count_only_)) return;  // counted already
@@ -142,17 +141,17 @@ public:
         here.layers[l] = std::move(s);
     }
 
-    // The gradient of the step's auxiliary loss with respect to the scores (N, E) that a layer
-    // gave to a micro-batch, times its coefficient; empty without such a loss.
+    // The gradient of the step's auxiliary loss with respect to the scores (N, E) of a layer for a
+    // micro-batch, times the loss's coefficient; empty without such a loss.
     Tensor score_gradient(int64_t layer, int micro_batch, const Tensor& scores) const {
         if (!options_.has_loss()) return {};
         const int64_t l = index(layer);
         const Statistics& s = by_micro_batch_.at(micro_batch).layers.at(l);
         const Tensor counts = counts_for(l, s);
         const Tensor factors = Tensor::empty(counts.shape(), DType::fp32, Memory::workspace);
-        // The mean count is subtracted: it has no gradient, as probabilities add up to 1. So equal
-        // loads give exactly 0; otherwise rounding errors would be left, and AdamW would take full
-        // steps along them.
+        // The mean count is subtracted: it has no gradient, because probabilities add up to 1. So
+        // equal loads give exactly 0; otherwise rounding errors would remain, and AdamW would make
+        // full steps along them.
         ops::fill(factors, -float(mean_count(s)));
         ops::add(factors, counts);
         ops::scale(factors, float(options_.aux_coefficient * factor(s)));
@@ -160,16 +159,16 @@ public:
         ops::balance_gradient(gradient, factors, scores, sigmoid());
         return gradient;
     }
-    // What the sum of squared log-sum-exps over this rank's rows of a micro-batch counts in the
-    // step's loss.
+    // The weight in the step's loss of the sum of squared log-sum-exps over this rank's rows of a
+    // micro-batch.
     double z_factor(int64_t rows) const {
         return options_.z_coefficient / (double(rows * shared_.count()) * micro_batches_);
     }
 
-    // The loads of the step, summed over `ranks`, which all call it; moves the biases. `ranks` must
-    // hold all layers and all tokens once, so that loads are complete everywhere. The losses
-    // are means over the layers for which the table above names a sum, so that they can be compared
-    // with its column "balanced".
+    // Sums the loads of the step over `ranks`, which all call it, and moves the biases. `ranks`
+    // must hold all layers and all tokens once, so that loads are complete everywhere. Losses that
+    // are sums over the layers in the table above are returned as means, so that they can be
+    // compared with its column "balanced".
     StepLoads end_step(const Communicator& ranks) {
         const int64_t E = config_.experts.count;
         double aux = 0, tokens = 1;  // of a micro-batch
@@ -201,7 +200,7 @@ public:
                         .data());
         return loads;
     }
-    // Elements of the all-reduces of counted() and end_step().
+    // The number of elements in the all-reduces of counted() and end_step().
     int64_t counted_elements() const { return layers_ * config_.experts.count; }
     int64_t step_elements() const { return counted_elements() + 2; }
 
@@ -227,15 +226,13 @@ private:
                double(config_.experts.count) * (global() ? micro_batches_ : 1) *
                (options_.aux == Aux::hf ? double(layers_) : 1);
     }
-    // What n_e p_te counts in the step's loss, without the coefficient.
+    // The weight of n_e p_te in the step's loss, without the coefficient.
     double factor(const Statistics& s) const {
         const int64_t S = s.sums.rows();
         const double tokens = double(s.tokens / S) * (global() ? micro_batches_ : 1),
                      of = aux_factor(options_.aux, double(config_.experts.count),
                                      double(config_.experts.router.top_k), double(layers_), tokens);
-        if (global()) return of;
-        const bool wrong = options_.trap == ExpertTrap::aux_times_micro_batches;
-        return of / double(S) / (wrong ? micro_batches_ / accumulated_ : micro_batches_);
+        return global() ? of : of / double(S) / micro_batches_;
     }
     Tensor zeros(int64_t rows) const {
         return Tensor::zeros({rows, config_.experts.count}, DType::fp32, Memory::workspace);
@@ -249,11 +246,11 @@ private:
     LlamaConfig config_;
     ExpertOptions options_;
     SharedTokens shared_;
-    double micro_batches_, accumulated_;
+    double micro_batches_;
     int64_t layers_;
     bool count_only_ = false;
     std::map<int, OfMicroBatch> by_micro_batch_;  // the step's end adds up their losses
-    std::vector<Tensor> biases_;                  // empty: a router without one, or of another rank
+    std::vector<Tensor> biases_;                  // empty: no bias, or on another rank
     Tensor step_, z_;  // the step's counts (layers, E); sum of the z-loss
     Tensor global_, global_of_all_layers_;
 };

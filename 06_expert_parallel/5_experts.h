@@ -1,5 +1,5 @@
 // A rank's experts as one linear: W (G, out, in) holds a matrix for each of its G experts, and the
-// rows of x lie in the experts' order. One grouped product takes the place of G small ones:
+// rows of x lie in the order of the experts. One grouped product replaces G small products:
 //
 //     x (R, in)    W (G, out, in)             y (R, out)
 //     | rows of expert 0 | x  W_0^T  -->  | rows of expert 0 |
@@ -7,8 +7,8 @@
 //     |                  |                |                  |
 //     `counts` (G) says how many rows each expert has; some have none.
 //
-// Each expert's weights are parameters of their own, with Hugging Face's names; they are registered
-// one after the other, so that they are neighbours in memory and W is a view of all of them.
+// Each expert's weights are parameters of their own with Hugging Face's names. They are registered
+// one after the other, so they are neighbours in memory and W is a view of all of them.
 #pragma once
 
 #include "comm/comm.h"
@@ -22,7 +22,7 @@ namespace ultrascale::expert_parallel {
 
 class GroupedLinear {
 public:
-    // `parameters`: of expert 0 first; each expert has as many of them, of the same shapes.
+    // `parameters`: those of expert 0 come first; each expert has as many, with the same shapes.
     GroupedLinear(std::vector<Parameter*> parameters, int64_t experts, std::string name)
         : parameters_(std::move(parameters)),
           experts_(experts),
@@ -48,7 +48,7 @@ public:
         saved.keep("dy", dy);
         return dx;
     }
-    // Reports a contribution of every expert, also of those without rows.
+    // Reports a contribution of every expert, even of those without rows.
     void backward_weight(const Tensor& counts, Saved& saved, Context& context) {
         const TraceName name(TraceName::part, name_), pass(TraceName::pass, "dW");
         const Tensor x = saved.take("x"), dy = saved.take("dy"),
@@ -67,16 +67,15 @@ private:
     std::string name_;  // in the trace
 };
 
-// What this rank's experts compute on.
 struct ExpertRows {
     Tensor rows, counts;  // (R, h) in the experts' order; (G) int32 rows of each of its experts
     Tensor weights;       // (R, 1) fp32, the routers'; in backward their gradients
 };
 
 // A rank's experts: SwiGLU (parts.h) with grouped products. A row's weight is applied before the
-// last product: down(w a) = w down(a). So its gradient is a sum over what SwiGLU's backward reads
-// anyway, and no output of an expert needs to be kept: of each row 2 h bytes less in bf16, of 2 h
-// for its input and 4 F for gate and up.
+// last product: down(w a) = w down(a). So the weight's gradient is a sum over numbers that SwiGLU's
+// backward reads anyway, and no output of an expert needs to be kept. In bf16 this saves 2 h bytes
+// a row; 2 h for its input and 4 F for gate and up remain.
 class GroupedSwiGLU {
 public:
     GroupedSwiGLU(GroupedLinear gate_up, GroupedLinear down)
@@ -95,8 +94,8 @@ public:
         saved["down"].drop("x");
         return out;
     }
-    // The gradient of its output (R, h) -> of its input and of the weights. With `now` the weight
-    // gradients of down are added, too; those of gate and up remain for later.
+    // Takes the gradient of the output (R, h) and returns those of the input and the weights. With
+    // `now` the weight gradients of down are added, too; those of gate and up remain for later.
     ExpertRows backward(Tensor dout, Saved& saved, Context& context, WeightGradient when) {
         const Tensor counts = saved.get("counts");
         Tensor da = down_.backward_input(dout, counts, saved["down"]);  // (R, F)
@@ -121,8 +120,8 @@ private:
     GroupedLinear gate_up_, down_;
 };
 
-// Registers this rank's experts of a layer: the ranks of `ep` hold equally many neighbouring ones.
-// `uses`: how often a micro-batch runs through them.
+// Registers this rank's experts of a layer: each rank of `ep` holds the same number of neighbouring
+// experts. `uses`: how often a micro-batch runs through them.
 inline GroupedSwiGLU experts_of_rank(ParameterList& list, const ModulePath& block,
                                      const LlamaConfig& config, const Communicator& ep,
                                      const std::vector<std::string>& replica_groups = {},

@@ -1,9 +1,10 @@
-// The plain dispatch (1_plain_dispatch.h) as a dispatcher: it adds chunks of tokens and a stream of
-// communication, so that rows may travel while experts compute, and lets a capacity derive from it.
-// On two H200s a rank trains 93,722 tokens/s instead of 89,819 with it (--overlap chunks).
+// The plain dispatch (1_plain_dispatch.h) as a dispatcher. It adds chunks of tokens and a stream of
+// communication, so that rows may travel while experts compute, and lets a dispatch with a capacity
+// derive from it. On two H200s a rank trains 93,722 tokens/s instead of 89,819 with it (--overlap
+// chunks).
 //
-// Each token's row travels to the ranks of its experts, and what they compute travels back and is
-// summed. One copy of the row for each choice (--dispatch expert):
+// Each token's row travels to the ranks of its experts; their outputs travel back and are summed.
+// One copy of the row travels for each choice (--dispatch expert):
 //
 //     rank 0                                rank 1
 //     x: N rows                             x: N rows
@@ -14,15 +15,15 @@
 //     | of 0 | of 1 | ---- all-to-all ----- | of 0 | of 1 |       the same rows, back
 //     y: each token gathers its k rows and adds them in order
 //
-// The pair is conjugate: the backward of a dispatch is a combine of gradients, and the backward of
-// a combine a dispatch. So a layer has four all-to-alls of rows, of T k h elements each, of which
-// (n-1)/n leave the rank. (A row's weight travels beside it, and its gradient back: a number a
-// row.) GShard, Lepikhin et al. 2020.
+// The two are conjugate: the backward of a dispatch is a combine of gradients, and the backward of
+// a combine is a dispatch. So a layer has four all-to-alls of rows, of T k h elements each, of
+// which (n-1)/n leave the rank. (A row's weight travels with it, and its gradient back: one number
+// a row.) GShard, Lepikhin et al. 2020.
 //
-// An expert sees its rows by rank and, within a rank, by token: the order of all tokens in the
-// step's batch, whatever the number of ranks. With sums in a fixed order this gives the same bits
-// everywhere. The host has to wait for the counts once a forward, to know how much memory the rows
-// need. 7_capacity.h does without.
+// An expert's rows are ordered by rank and, within a rank, by token. This is the order of all
+// tokens in the step's batch, whatever the number of ranks. With sums in a fixed order it gives the
+// same bits everywhere. The host has to wait for the counts once a forward, to know how much memory
+// the rows need. 7_capacity.h avoids this.
 #pragma once
 
 #include "kernels/ops_experts.h"
@@ -30,11 +31,12 @@
 
 namespace ultrascale::expert_parallel {
 
-// One row for each choice: what dispatches with and without a capacity (7_capacity.h) share.
+// One row for each choice: the code that dispatches with and without a capacity (7_capacity.h)
+// share.
 class ChoiceDispatcher : public TokenDispatcher {
 public:
-    // `ep`: the ranks that share E experts, of which each holds E / ep neighbouring ones. `stream`:
-    // of communication; compute_stream(): nothing overlaps.
+    // `ep`: the ranks that share E experts, each of which holds E / ep neighbouring experts.
+    // `stream`: the stream of communication; with compute_stream() nothing overlaps.
     ChoiceDispatcher(const Communicator& ep, int64_t experts, int64_t chunks,
                      DispatchStatistics& statistics, Stream& stream)
         : ep_(ep),
@@ -55,7 +57,7 @@ public:
         if (ep_.size() == 1)
             return {std::exchange(rows_, {}), chunk.counts, std::exchange(weights_, {})};
         chunk.work.wait(), chunk.weights_work.wait();
-        if (chunks() == 1) rows_ = {};  // else each slice takes the rows that come back
+        if (chunks() == 1) rows_ = {};  // otherwise each slice receives the rows that come back
         if (c + 1 == chunks()) weights_ = {};
         ExpertRows in{.counts = chunk.counts};
         in.rows = chunk.by_expert->in_order(std::exchange(chunk.in.rows, {}));
@@ -107,7 +109,7 @@ protected:
         ExpertRows in;                                  // on its way
         Work work, weights_work;
     };
-    // Cuts N tokens; each chunk gets as many rows as `rows_of` says.
+    // Cuts N tokens into chunks; each chunk gets as many rows as `rows_of` says.
     void cut(int64_t N, const std::function<int64_t(int64_t tokens)>& rows_of) {
         const int64_t n = std::min(chunks(), N);
         chunks_.clear(), chunks_.resize(size_t(n));
@@ -124,7 +126,7 @@ protected:
         return t.slice(range.begin, range.end);
     }
     static Tensor of(const Tensor& t, const Chunk& chunk) { return of(t, chunk.tokens); }
-    // The rows of a chunk and their weights, from x and the router, at their rows.
+    // Writes a chunk's rows and weights, from x and the router, to their places.
     void set_rows(const Chunk& chunk, const Tensor& x, const Routed& routed) {
         ops::scatter_rows(of(rows_, chunk.rows), of(x, chunk), of(row_map_, chunk));
         ops::scatter_rows(of(weights_, chunk.rows), column(of(routed.weights, chunk)),
@@ -134,8 +136,8 @@ protected:
         rows_ = new_rows(x.cols(), x.dtype());
         weights_ = new_rows(1, DType::fp32);
     }
-    // When all chunks know their split sizes: what will be sent, and what the experts here will
-    // get.
+    // When all chunks know their split sizes: records what will be sent, and what the experts here
+    // will get.
     void record_statistics(int64_t h, DType dtype) {
         DispatchStatistics::Rows rows{.stages = {{chunks_.back().rows.end, 0}}};
         for (const Chunk& chunk : chunks_) {
@@ -153,16 +155,16 @@ protected:
     Stream& stream_;
     std::vector<Chunk> chunks_;
     Tensor row_map_;             // (N, k), within the chunk's rows
-    Tensor rows_;                // (R, h) those that leave, and then what came back
-    Tensor weights_, dweights_;  // (R, 1) of those that leave; of those that came back
+    Tensor rows_;                // (R, h): first the rows that leave, then the rows that came back
+    Tensor weights_, dweights_;  // (R, 1): of the rows that leave; of those that came back
 
 private:
     Tensor new_rows(int64_t columns, DType dtype) const {
         const Tensor rows = activation({chunks_.back().rows.end, columns}, dtype);
-        if (positions()) ops::fill(rows, 0);  // some may be used by nobody
+        if (positions()) ops::fill(rows, 0);  // some rows may be unused
         return rows;
     }
-    // A chunk of rows or weights travels to its experts, and from there into `all`.
+    // Sends a chunk of rows or weights to its experts, where they are written to `all`.
     Work there(Tensor& in, const Tensor& all, const Chunk& chunk) const {
         in = activation({chunk.split_sizes.received(), all.cols()}, all.dtype());
         return exchange_rows(ep_, in, of(all, chunk.rows), chunk.split_sizes.to,
@@ -206,7 +208,6 @@ public:
 private:
     // counts (chunks ranks, G). The host waits once, for the counts of all chunks.
     void exchange_counts(const Tensor& counts) {
-        // exercise 06.5 begin: trade counts; how many rows go to and come from each rank
         const int64_t ranks = ep_.size(), here = counts.cols();
         const Tensor in = Tensor::empty(counts.shape(), DType::int32, Memory::workspace);
         for (int64_t c = 0; c < chunks(); ++c) {
@@ -226,7 +227,6 @@ private:
             chunk.by_expert = std::make_shared<RowsByExpert>(chunk_counts(theirs), ranks, here);
             chunk.counts = chunk.by_expert->counts();
         }
-        // exercise 06.5 end
     }
 };
 

@@ -1,14 +1,14 @@
-// A capacity: every expert takes at most C = ceil(factor * N k / E) of a rank's N k choices, and
+// A capacity: every expert accepts at most C = ceil(factor * N k / E) of a rank's N k choices, and
 // drops the rest (GShard, Lepikhin et al. 2020). A dropped choice adds nothing to its token, whose
-// row still passes by in the residual stream.
+// row still passes the layer in the residual stream.
 //
 //     rows: E blocks of C, used or not          all-to-all of equal blocks: no counts
 //     | e0 : C | e1 : C | e2 : C | e3 : C | --> rank 0 gets e0, e1 of all ranks, rank 1 e2, e3
 //
 // All sizes are known in advance. So the host never waits for the device, which is why this way was
-// used first; the price is what is dropped where a router is uneven, and the places that nobody
-// uses, which travel and are computed like all others. Which choices are dropped depends on how the
-// batch is cut: a rank counts its own tokens of a micro-batch only.
+// used first. The price: choices are dropped if a router is uneven, and unused places travel and
+// are computed like all others. Which choices are dropped depends on how the batch is cut: a rank
+// counts only its own tokens of a micro-batch.
 #pragma once
 
 #include "6_dispatch.h"
@@ -16,8 +16,8 @@
 
 namespace ultrascale::expert_parallel {
 
-// What the layers share: how blocks that came from each rank are put in the experts' order, and the
-// counts of choices, from which what was dropped follows.
+// Shared by the layers: how blocks that came from each rank are put in the order of the experts,
+// and the counts of choices, which determine how many were dropped.
 class CapacityPlan {
 public:
     CapacityPlan(int64_t ranks, int64_t experts)
@@ -26,7 +26,7 @@ public:
     const std::shared_ptr<const RowsByExpert>& blocks() const { return blocks_; }  // of C rows
 
     void count(const Tensor& counts, int64_t capacity) { counted_.emplace_back(counts, capacity); }
-    // Choices and those dropped, since the last call.
+    // All choices and the dropped ones, since the last call.
     struct Dropped {
         int64_t choices = 0, dropped = 0;
     };
@@ -47,7 +47,7 @@ private:
 
 class CapacityDispatcher : public ChoiceDispatcher {
 public:
-    // `capacity_of`: the rows that an expert takes of so many tokens.
+    // `capacity_of`: how many rows an expert accepts for this many tokens.
     CapacityDispatcher(const Communicator& ep, int64_t experts, int64_t chunks,
                        DispatchStatistics& statistics, Stream& stream,
                        std::function<int64_t(int64_t tokens)> capacity_of, Drop drop,

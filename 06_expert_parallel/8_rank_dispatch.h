@@ -1,17 +1,18 @@
-// One copy of a row for each destination instead of each expert (--dispatch rank). Where a token
-// chooses several experts of one rank, its row travels there once, with the names of the experts
-// and their weights; that rank sums what they make of it, and one row travels back. With
-// 64 experts and k = 6 two H200s send 1.91 GiB a step instead of 6.00 (MEASURED.md).
+// One copy of a row for each destination instead of each expert (--dispatch rank). If a token
+// chooses several experts of one rank, its row travels there once, with the numbers of the experts
+// and their weights; that rank sums their outputs, and one row travels back. With 64 experts and k
+// = 6 two H200s send 1.91 GiB a step instead of 6.00 (MEASURED.md).
 //
 //     token 5: experts 0, 1, 6      to rank 0: row 5, experts 0 1, their weights
 //     (4 experts a rank)            to rank 1: row 5, expert 6, its weight
 //
-// With k choices and n ranks the expected copies are n (1 - C(E - E/n, k) / C(E, k)) instead of k:
-// of 128 experts and 8 choices over 8 ranks 5.34 instead of 8. The sum of a token's outputs is now
-// added in two steps, by rank and then over ranks, and so rounds differently.
+// With k choices and n ranks the expected number of copies is n (1 - C(E - E/n, k) / C(E, k))
+// instead of k: with 128 experts and 8 choices over 8 ranks 5.34 instead of 8. The sum of a token's
+// outputs is now added in two steps, inside each rank and then over ranks, and so rounds
+// differently.
 //
-// A stage is such a trip over any group of ranks. Two stages, over nodes and inside a node, make
-// 9_node_limited.h.
+// A stage is such a trip over any group of ranks. 9_node_limited.h combines two stages, over nodes
+// and inside a node.
 #pragma once
 
 #include "kernels/ops_experts.h"
@@ -19,17 +20,18 @@
 
 namespace ultrascale::expert_parallel {
 
-// Rows on their way: each has its token's experts, or -1 for those that are not where it goes.
+// Rows on their way. Each carries its token's experts, or -1 for experts that are not where it
+// goes.
 struct RowsWithExperts {
     Tensor rows, weights, experts;  // (M, h), (M, k) fp32, (M, k) int32
 };
 
-// Where rows arrive, of one transfer after the other. Between GPUs of one machine it is symmetric
-// memory, large enough for all that can come, N rows from each rank; so the senders' copy engines
-// write into it, faster than NCCL's kernels do, and take no multiprocessors for it.
+// The memory in which rows arrive, one transfer after the other. Between GPUs of one machine it is
+// symmetric memory with room for the most rows that can come, N from each rank. So the senders'
+// copy engines write into it, which is faster than NCCL's kernels and occupies no multiprocessors.
 class ReceiveBuffer {
 public:
-    // For `count` rows, which are never more than `most`; `most` is the same on all ranks.
+    // Memory for `count` rows, which are never more than `most`; `most` is the same on all ranks.
     Tensor rows(const Communicator& group, int64_t count, int64_t most, int64_t columns,
                 DType dtype) {
         const auto memory = group.symmetric_memory();
@@ -40,7 +42,7 @@ public:
         }
         return buffer_.slice(0, count * columns).view({count, columns});
     }
-    // 0 where there is no symmetric memory
+    // 0 without symmetric memory.
     int64_t bytes() const { return buffer_.bytes(); }
 
 private:
@@ -49,19 +51,19 @@ private:
 
 class DispatchStage {
 public:
-    // Rank r of the group takes the rows for `each` experts, from r each on. `receive_buffer`
-    // outlives it; without, rows arrive in memory of their own.
+    // Rank r of the group receives the rows for `each` experts, beginning with expert r * each.
+    // `receive_buffer` must outlive the stage; without it, rows arrive in memory of their own.
     DispatchStage(const Communicator& group, int64_t each, DispatchStatistics& statistics,
                   ReceiveBuffer* receive_buffer = nullptr)
         : group_(group), each_(each), statistics_(statistics), receive_buffer_(receive_buffer) {}
 
-    // Rows set out. Returns the weights and the experts of those that will arrive; there, experts
-    // are counted from the rank's first one.
+    // Sends rows. Returns the weights and the experts of those that will arrive; at the
+    // destination, experts are counted from the rank's first one.
     RowsWithExperts start_dispatch(const RowsWithExperts& in, Stream& stream) {
         const Tensor counts = find_positions(in.experts);
         const Event counted = compute_stream().record();
-        // While the host waits for the counts, the device brings what travels in order, in memory
-        // for the most that could.
+        // While the host waits for the counts, the device sorts the rows to be sent, in memory for
+        // the largest possible number.
         const int64_t k = in.experts.cols(), h = in.rows.cols(), most = row_map_.numel();
         const Tensor rows = at_positions(in.rows, most), weights = at_positions(in.weights, most),
                      named = numbers({most, k});
@@ -69,7 +71,7 @@ public:
         set_split_sizes(read_counts(counts, counted));
         statistics_.counts_of_all(group_);
         statistics_.one_way(group_, split_sizes_.to,
-                            k * int64_t(sizeof(int32_t)));  // names of experts
+                            k * int64_t(sizeof(int32_t)));  // the experts' numbers
         statistics_.one_way(group_, split_sizes_.to, k * int64_t(sizeof(float)));  // their weights
         statistics_.gradient_back(group_, split_sizes_.from, k * int64_t(sizeof(float)));
         statistics_.there_and_back(group_, split_sizes_, h * dtype_bytes(in.rows.dtype()));
@@ -82,7 +84,7 @@ public:
         exchange_rows(group_, out.weights, weights.slice(0, n), split_sizes_.to, split_sizes_.from);
         return out;
     }
-    // Of each row `from` comes one, and travels as before: the gradient of what came back.
+    // Sends the gradient of what came back: for each row of `from` one, on the same way as before.
     void start_dispatch(const Tensor& from, Stream& stream) {
         send(at_positions(from, split_sizes_.sent()), stream);
     }
@@ -91,7 +93,7 @@ public:
         return std::exchange(in_flight_.rows, {});
     }
     int64_t tokens() const { return row_map_.rows(); }
-    // What was allocated for rows that arrived, here and at home.
+    // The memory that was allocated for rows that arrived, here and at their origin.
     DispatchStatistics::Rows::OfStage rows() const {
         return {.left = split_sizes_.sent(),
                 .arrived = split_sizes_.received(),
@@ -103,8 +105,8 @@ public:
         Tensor rows;
         Work work;
     };
-    // A row for each that arrived goes back: what was made of it, or gradients. Beside the rows
-    // their weights' gradients go back, which get memory of their own.
+    // A row goes back for each one that arrived: the experts' output, or gradients. The gradients
+    // of the rows' weights go back beside them, in memory of their own.
     enum class Payload { rows, weights };
     InFlight start_combine(Payload payload, const Tensor& rows, Stream& stream) const {
         const Tensor home = payload == Payload::rows
@@ -112,8 +114,8 @@ public:
                                 : activation({split_sizes_.sent(), rows.cols()}, rows.dtype());
         return {home, exchange_rows(group_, home, rows, counts_back(), stream)};
     }
-    // y (N, any) = residual + the sum of a token's rows, over the ranks that it was sent to, in
-    // their order.
+    // y (N, any) = residual + the sum of a token's rows over the ranks that it was sent to, in the
+    // order of the ranks.
     void add_back(Tensor y, InFlight back, const Tensor& residual = {}) const {
         back.work.wait();
         ops::sum_rows(y, back.rows, row_map_, residual);
@@ -123,8 +125,9 @@ private:
     static Tensor numbers(Shape shape) {
         return Tensor::empty(std::move(shape), DType::int32, Memory::workspace);
     }
-    // Finds where each token's rows are among those that leave, by rank. Returns how many each rank
-    // has for each (from, to): they show where in the others' memory this rank's rows will go.
+    // Finds where each token's rows are among those that leave, by rank. Returns each rank's number
+    // of rows for each rank (from, to), which shows where in the others' memory this rank's rows
+    // will go.
     Tensor find_positions(const Tensor& experts) {
         const int64_t N = experts.rows(), n = group_.size(), me = group_.rank();
         const Tensor ranks_of = numbers({N, n}), order = numbers({N * n}), all = numbers({n, n}),
@@ -148,7 +151,7 @@ private:
         in_flight_.rows = arriving(split_sizes_.received(), rows);
         in_flight_.work = exchange_rows(group_, in_flight_.rows, rows, counts_, stream);
     }
-    // Memory for `count` rows like these, of which at most N come from each rank, or go to it.
+    // Memory for `count` rows like these; at most N of them come from each rank, or go to it.
     Tensor arriving(int64_t count, const Tensor& like) const {
         if (!receive_buffer_) return activation({count, like.cols()}, like.dtype());
         return receive_buffer_->rows(group_, count, tokens() * group_.size(), like.cols(),
@@ -178,7 +181,7 @@ private:
 
 class RankDispatcher : public TokenDispatcher {
 public:
-    // `stages`: from the token's rank to its experts', of which each rank has G.
+    // `stages`: the way from the token's rank to its experts' rank; each rank has G experts.
     RankDispatcher(std::vector<DispatchStage> stages, int64_t G, DispatchStatistics& statistics,
                    Stream& stream)
         : stages_(std::move(stages)), G_(G), statistics_(statistics), stream_(stream) {}
@@ -209,7 +212,7 @@ public:
         ops::scatter_rows(in.weights, column(here.weights), column(row_map_));
         return in;
     }
-    // What the experts made of a row is added here, so that one row goes back.
+    // Sums the outputs of a row's experts here, so that one row goes back.
     void start_combine(int64_t, ExpertRows rows) override {
         if (rows.weights) {
             const Tensor weights = activation(row_map_.shape(), DType::fp32);
@@ -226,7 +229,7 @@ public:
     }
     void begin_backward(const Tensor& dy) override { dy_ = dy; }
     void end_backward_of_weights(Tensor dweights) override {
-        // Of each choice one rank's, the others' are zero.
+        // Only one rank has the weight's gradient of a choice; the others contribute zero.
         combine_over_stages(DispatchStage::Payload::weights, dweights, std::move(weights_), {});
     }
     void end_backward(Tensor dx) override {
@@ -238,7 +241,7 @@ private:
         at_ = stages_[i].start_dispatch(at_, stream_);
         if (i + 1 == stages_.size()) sort(at_.experts);
     }
-    // While the rows travel, their order at the experts is found. The host waits for their number.
+    // Sorts the rows by expert while they travel. The host waits for their number.
     void sort(const Tensor& experts) {
         row_map_ = activation(experts.shape(), DType::int32);
         counts_ = Tensor::empty({G_}, DType::int32, Memory::workspace);
@@ -257,7 +260,8 @@ private:
         ops::scatter_rows(drows, at, row_map_);
         return drows;
     }
-    // Rows that went back over the last stage take the others; what they bring is added to y.
+    // Rows that have gone back over the last stage go back over the others; then they are added to
+    // y.
     void combine_over_stages(DispatchStage::Payload payload, Tensor y, DispatchStage::InFlight back,
                              const Tensor& residual) {
         for (size_t i = stages_.size() - 1; i > 0; --i) {

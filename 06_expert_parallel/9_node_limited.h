@@ -1,15 +1,16 @@
 // Nodes are joined by a slower network than the GPUs inside them. So a token chooses its experts on
-// at most M nodes (--max-nodes), and its row crosses the network once a node:
+// at most M nodes (--max-nodes), and its row crosses the network once for each node:
 //
 //     node 0                      node 1
 //     rank 0 (token) ---- 1 ----> rank 2       to the rank of the same number in the other node
 //     rank 1                      rank 3 <-2-- and from there to all ranks that need it
 //
-// The choice is the router's of groups, with nodes as groups (2_route.h). The way consists of two
-// stages (8_rank_dispatch.h): across the nodes, one copy for each node, and inside a node, one copy
-// for each rank. What experts make is summed inside the node first, so that one row crosses back.
-// DeepSeek-V3 (arXiv 2412.19437, section 3.2.2): with links of 160 and 50 GB/s the second stage is
-// three times as fast, so 3.2 experts on each node come for the price of one.
+// The router chooses among groups of experts, and here the groups are nodes (2_route.h). The way
+// consists of two stages (8_rank_dispatch.h): across the nodes, with one copy for each node, and
+// inside a node, with one copy for each rank. The experts' outputs are first summed inside the
+// node, so that one row crosses back. DeepSeek-V3 (arXiv 2412.19437, section 3.2.2): with links of
+// 160 and 50 GB/s the second stage is three times as fast, so 3.2 experts on each node cost as much
+// as one.
 #pragma once
 
 #include "8_rank_dispatch.h"

@@ -1,5 +1,5 @@
-// What travelled: the rows of each layer's dispatch, as its counts really came. From them follow
-// the bytes that the run should have sent, and the memory that it should have held (lab/predict.h).
+// The rows that each layer's dispatch has actually moved. They determine the bytes that the run
+// should have sent, and the memory that it should have held (lab/predict.h).
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@
 
 namespace ultrascale::expert_parallel {
 
-// Rows for and from each rank of a group.
+// The numbers of rows for and from each rank of a group.
 struct SplitSizes {
     std::vector<int64_t> to, from;
     int64_t sent() const { return std::reduce(to.begin(), to.end()); }
@@ -21,31 +21,30 @@ struct SplitSizes {
 
 class DispatchStatistics {
 public:
-    // A layer's rows in a micro-batch: as its experts get them, and of each stage those that left
-    // and those that arrived; and with --dispatch expert those of each chunk, as its experts get
-    // them.
+    // A layer's rows in a micro-batch: those that its experts get; for each stage those that left
+    // and those that arrived; and with --dispatch expert those that the experts get of each chunk.
     struct Rows {
         int64_t at_experts = 0;
         struct OfStage {
             int64_t left, arrived;
-            int64_t most = left;     // that could have left
-            bool in_buffer = false;  // they arrive in one of communication, not of activations
+            int64_t most = left;     // that could leave
+            bool in_buffer = false;  // they arrive in a buffer, not in an activation
         };
         std::vector<OfStage> stages = {};
         std::vector<int64_t> chunks = {};
     };
 
-    // `nodes`: of the ranks of "ep", which are neighbours.
+    // `nodes`: those of the ranks of "ep", which are neighbours.
     explicit DispatchStatistics(Nodes nodes) : nodes_(std::move(nodes)) {}
 
-    // Whether the forward that runs now counts, and whether its backward will follow. `layer`
-    // counts from the first one with experts.
+    // Says whether the next forward counts, and whether its backward will follow. `layer` counts
+    // from the first one with experts.
     void begin(bool counts, bool backward_follows, int64_t layer, int micro_batch) {
         counts_ = counts, backward_ = backward_follows;
         layer_ = layer, micro_batch_ = micro_batch;
     }
     bool backward_follows() const { return counts_ && backward_; }
-    // Rows of `row_bytes` go there and back, and so do their gradients.
+    // Counts rows of `row_bytes` that go there and back, and so do their gradients.
     void there_and_back(const Communicator& group, const SplitSizes& rows, int64_t row_bytes) {
         const int64_t times = backward_ ? 2 : 1;
         one_way(group, rows.to, row_bytes, times);
@@ -65,20 +64,20 @@ public:
                 double(times) * double(to[size_t(r)]) * double(row_bytes);
         }
     }
-    // Each rank tells all others how many rows it has for each rank.
+    // Counts the message in which each rank tells all others how many rows it has for each rank.
     void counts_of_all(const Communicator& group) {
         const int64_t n = group.size();
         if (counts_ && n > 1)
             add(group, Collective::all_gather,
                 {1, n * n * int64_t(sizeof(int32_t)), double(n * (n - 1)) * sizeof(int32_t)});
     }
-    // What only a backward sends, the way back.
+    // Counts a message that only a backward sends, on the way back.
     void gradient_back(const Communicator& group, const std::vector<int64_t>& from,
                        int64_t row_bytes) {
         one_way(group, from, row_bytes, backward_ ? 1 : 0);
     }
-    // One copy of a row for each choice, which takes its weight along: rows there and back,
-    // weights there, and the gradients of both the other way round.
+    // Counts one copy of a row for each choice, which carries its weight: rows there and back,
+    // weights there, and the gradients of both in the opposite directions.
     void choices(const Communicator& group, const SplitSizes& rows, int64_t row_bytes) {
         there_and_back(group, rows, row_bytes);
         one_way(group, rows.to, sizeof(float));
@@ -88,17 +87,17 @@ public:
         if (counts_) by_micro_batch_[micro_batch_][layer_] = rows;
     }
 
-    // Of the step that ends: the rows of each layer (by number), for each micro-batch.
+    // For the step that ends: the rows of each layer (by number), for each micro-batch.
     using ByLayer = std::map<int64_t, Rows>;
     std::map<int, ByLayer> end_step() { return std::exchange(by_micro_batch_, {}); }
-    // Since the last clear(), by the group's name: calls, the tensors' bytes, and how many of them
-    // left this rank.
+    // The calls since the last clear(), the tensors' bytes, and how many of these left the rank, by
+    // the group's name.
     struct Sent {
         int64_t calls = 0, bytes = 0;
         double sent = 0;
     };
     const std::map<std::pair<std::string, Collective>, Sent>& sent() const { return sent_; }
-    // Of these, bytes to other nodes and to other ranks of this one.
+    // How many of these bytes went to other nodes, and to other ranks of the same node.
     double between_nodes() const { return between_nodes_; }
     double inside_nodes() const { return inside_nodes_; }
     void clear() { *this = DispatchStatistics(std::move(nodes_)); }

@@ -1,4 +1,4 @@
-// What the chapter's options choose.
+// The chapter's choices, set by its options.
 #pragma once
 
 #include <algorithm>
@@ -9,29 +9,17 @@
 namespace ultrascale::expert_parallel {
 
 inline constexpr const char* aux_names[] = {"hf", "switch", "megatron", "sequence"};
-// Over which tokens an auxiliary loss counts: each micro-batch's, or those of the whole step.
+// The tokens over which an auxiliary loss counts: each micro-batch's, or those of the whole step.
 enum class AuxOver { micro_batch, global };
 // How many copies of a token travel: one for each of its experts (plain: in the plainest way), or
 // one for each rank that has some of them.
 enum class Dispatch { plain, expert, rank };
 inline constexpr const char* dispatch_names[] = {"plain", "expert", "rank"};
-// Which rows an expert drops that is over its capacity.
+// Which rows an expert drops when it is over its capacity.
 enum class Drop { by_position, by_score };
-// What runs while rows travel: nothing; in backward, weight gradients of the experts; also the
-// shared experts; also, in chunks of tokens, the experts on another chunk.
+// The work that runs while rows travel: none; in backward, weight gradients of the experts; also
+// the shared experts; also, in chunks of tokens, the experts on another chunk.
 enum class ExpertOverlap { none, gradients, shared, chunks };
-
-// Mistakes to make on purpose. Each is caught by --verify: README.md says how.
-enum class ExpertTrap {
-    none,
-    groups_masked_with_0,     // groups that are not chosen compete with a score of 0
-    weights_from_biased,      // weights contain the bias that was meant for the choice alone
-    softmax_twice,            // the auxiliary loss takes the softmax of probabilities
-    experts_summed_over_ep,   // experts' gradients are summed over ranks with other experts
-    experts_divided_by_ep,    // they are divided by ep, as if they were means
-    norm_without_experts,     // the norm that clips counts this rank's experts only
-    aux_times_micro_batches,  // each micro-batch adds the whole auxiliary loss
-};
 
 struct ExpertOptions {
     int ep = 0;  // ranks that share the experts; 0: all
@@ -39,27 +27,25 @@ struct ExpertOptions {
     Aux aux = Aux::hf;
     double aux_coefficient = 0, z_coefficient = 0;
     AuxOver aux_over = AuxOver::micro_batch;
-    double gamma = 0;            // how far a router's bias moves in a step; 0: it has none
+    double gamma = 0;            // how far a router's bias moves in a step; 0: there is no bias
     double capacity_factor = 0;  // 0: no row is dropped
     Drop drop = Drop::by_position;
-    int max_nodes = 0;  // a token goes to at most so many nodes; 0: to any
+    int max_nodes = 0;  // the most nodes that a token goes to; 0: no limit
     int node_size = 0;  // ranks of a node; with max_nodes
-    // Choices that no router made: all experts get as many rows, but `skew` of all tokens choose
-    // expert 0 first.
+    // Choices that no router made: all experts get the same number of rows, but `skew` of all
+    // tokens choose expert 0 first.
     bool force_balance = false;
     double skew = 0;
     ExpertOverlap overlap = ExpertOverlap::none;
     int chunks = 2;  // with ExpertOverlap::chunks
-    ExpertTrap trap = ExpertTrap::none;
 
     bool forced() const { return force_balance || skew > 0; }
-    // The chunks in which a micro-batch's rows travel.
     int chunks_here() const { return overlap == ExpertOverlap::chunks && ep > 1 ? chunks : 1; }
     bool has_loss() const { return aux_coefficient > 0; }
     bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }
 };
 
-// The rows that an expert takes of a rank's N tokens, with a capacity.
+// The rows that an expert with a capacity accepts of a rank's N tokens.
 inline int64_t capacity_of(const ExpertOptions& o, const ExpertsConfig& e, int64_t N) {
     const double mean = double(N) * double(e.router.top_k) / double(e.count);
     return std::max<int64_t>(int64_t(std::ceil(o.capacity_factor * mean - 1e-9)), 1);

@@ -20,29 +20,27 @@ namespace ultrascale::expert_parallel {
 
 class ExpertParallel {
 public:
-    // `mesh`: axes "dp" and "ep", and in a composition others. `accumulated`: micro-batches a step
-    // on this rank.
+    // `mesh` has the axes "dp" and "ep", and in a composition others. `accumulated`: the
+    // micro-batches of a step on this rank.
     ExpertParallel(const LlamaConfig& config, const ExpertOptions& options, const Mesh& mesh,
                    int64_t accumulated, const SharedTokens& shared = {})
         : config_(config),
           options_(options),
           ep_(mesh.group("ep")),
           all_(shared.all ? *shared.all : mesh.group({"dp", "ep"})),
-          balance_(config, options, accumulated * mesh.group({"dp", "ep"}).size(), accumulated,
-                   shared),
+          balance_(config, options, accumulated * mesh.group({"dp", "ep"}).size(), shared),
           statistics_({.ranks = options.node_size}),
           capacity_(ep_.size(), config.experts.count) {
         if (options.max_nodes > 0) nodes_.emplace(ep_, Nodes{.ranks = options.node_size});
     }
     ExpertParallel(const ExpertParallel&) = delete;  // parts keep a pointer to it
 
-    // The parts of this rank's model.
     ModuleFactories factories(const ModelOptions& model) {
         ModuleFactories factories = default_factories(config_, model);
         set_in(factories, model);
         return factories;
     }
-    // Sets the experts in parts that other techniques have made.
+    // Puts the experts into parts that other techniques have made.
     void set_in(ModuleFactories& factories, const ModelOptions& model) {
         set_experts(
             factories, config_, model,
@@ -71,15 +69,20 @@ public:
     const ReceiveBuffer& receive_buffer() const { return receive_buffer_; }
     CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
-    // The tokens that this rank routes, of a micro-batch's.
+    // The number of a micro-batch's tokens that this rank routes.
     int64_t tokens(int64_t micro_batch_tokens) const {
         return micro_batch_tokens / balance_.shared().count();
     }
-    // All ranks that see other tokens, or have other layers.
+    // All ranks that see other tokens or have other layers.
     const Communicator& all() const { return all_; }
-    // The laboratory looks on: at the choices of all layers, for --verify, and at a step's loads.
+    // Lets the laboratory observe the choices of all layers, for --verify, and a step's loads.
     SeeChoices log;
     std::function<void(const StepLoads&)> see_loads;
+    // Lets it replace the router, before the model is built (lab/traps.h).
+    std::function<std::unique_ptr<Router>(ParameterList&, const ModulePath&, LoadBalance&)>
+        make_router = [this](ParameterList& list, const ModulePath& block, LoadBalance& balance) {
+            return std::make_unique<Router>(list, block, config_, options_, balance);
+        };
 
 private:
     // A forward of all micro-batches in which routers only count their choices. Nothing is kept,
@@ -103,7 +106,7 @@ private:
                                          const ModulePath& layer) {
         const ExpertsConfig& e = config_.experts;
         const ModulePath block = layer.part(expert_names(config_).block);
-        auto router = std::make_unique<Router>(list, block, config_, options_, balance_);
+        auto router = make_router(list, block, balance_);
         GroupedSwiGLU here = experts_of_rank(
             list, block, config_, ep_, balance_.shared().replica_groups, options_.chunks_here());
         const bool plain = options_.dispatch == Dispatch::plain && ep_.size() > 1;

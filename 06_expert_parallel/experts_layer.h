@@ -1,6 +1,6 @@
-// The layer for every dispatch but the plain one: it adds shared experts, and a dispatcher
-// (token_dispatcher.h) whose rows may travel in chunks while something else is computed. On
-// two H200s chunks hide all but 13.3 of 45.8 ms of a step's all-to-alls (MEASURED.md).
+// The layer for every dispatch but the plain one. It adds shared experts, and a dispatcher
+// (token_dispatcher.h) whose rows may travel in chunks while something else is computed. On two
+// H200s chunks hide all but 13.3 of 45.8 ms of a step's all-to-alls (MEASURED.md).
 //
 //     x --+--> router --> k experts and weights for each token
 //         |                    |
@@ -18,7 +18,7 @@
 
 namespace ultrascale::expert_parallel {
 
-// y = residual + dropout(inner(x)): a token's mask does not depend on the order of rows, so it
+// y = residual + dropout(inner(x)). A token's mask does not depend on the order of rows, so dropout
 // comes after the combine.
 class DropoutFeedForward : public FeedForward {
 public:
@@ -47,7 +47,7 @@ private:
     std::string path_;
 };
 
-// Sets the feed-forward of the layers with experts, which `make` builds from parts without dropout.
+// Sets the feed-forward of the layers with experts; `make` builds it from parts without dropout.
 inline void set_experts(ModuleFactories& factories, const LlamaConfig& config,
                         const ModelOptions& model,
                         std::function<std::unique_ptr<FeedForward>(
@@ -71,7 +71,7 @@ inline void set_experts(ModuleFactories& factories, const LlamaConfig& config,
 
 class ExpertsLayer : public FeedForward {
 public:
-    // `start`: makes the dispatcher of a micro-batch's rows, which has so many `chunks` in
+    // `start` makes the dispatcher of a micro-batch's rows, which has this many `chunks` in
     // training. Keeps a reference to `log`, which may be empty.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
                  std::unique_ptr<SwiGLU> shared, DispatchStatistics& statistics,
@@ -125,7 +125,7 @@ public:
             Saved& kept = chunk_saved(saved, c);
             if (c + 1 < dispatcher->chunks()) dispatcher->start_dispatch(c + 1);
             dispatcher->start_combine(c, experts_.backward(std::move(dout), kept, context, when));
-            // on their way meanwhile, if anything overlaps
+            // The rows travel meanwhile, if anything overlaps.
             if (when == WeightGradient::now) experts_.backward_weight_of_gate_up(kept, context);
         }
         const Tensor dweights = activation(saved["router"].get("experts").shape(), DType::fp32);

@@ -1,5 +1,5 @@
 // Chapter 06: experts. Each layer's feed-forward is replaced by many small ones, of which a router
-// picks a few for each token (3_router.h); the ranks of a group share them, and tokens travel to
+// picks a few for each token (3_router.h). The ranks of a group share them, and tokens travel to
 // their experts and back (1_plain_dispatch.h).
 #include "lab/choices.h"
 #include "lab/compare.h"
@@ -7,7 +7,6 @@
 #include "lab/predict.h"
 #include "lab/route_demo.h"
 #include "lab/sections.h"
-#include "lab/traps.h"
 #include "train/gradients.h"
 #include "train/run.h"
 
@@ -16,8 +15,8 @@ using namespace ultrascale::expert_parallel;
 
 namespace {
 
-// One training step. Tokens meet their experts inside forward and backward. What is left are the
-// sums: an expert's gradient is complete within its group and is summed over dp; everything else is
+// One training step. Tokens travel to their experts inside forward and backward. The sums remain:
+// an expert's gradient is complete within its group and is summed over dp; everything else is
 // copied, and summed over dp and ep.
 void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
                 ExpertParallel& experts) {
@@ -39,10 +38,12 @@ void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
 
 // Trains. Returns false if the result differs from plain training on one device, or memory or
 // communication from their predictions.
-bool train(const Options& options, const ExpertOptions& chosen, const StepShape& shape) {
+bool train(const Options& options, const ExpertOptions& chosen, ExpertTrap trap,
+           const StepShape& shape) {
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size() / chosen.ep}, {"ep", chosen.ep}});
     ExpertParallel experts(shape.config, chosen, mesh, options.grad_accum);
+    spoil_routers(experts, shape.config, chosen, trap, options.grad_accum);
     Run run("06_expert_parallel", options, shape,
             {.micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()});
 
@@ -53,10 +54,10 @@ bool train(const Options& options, const ExpertOptions& chosen, const StepShape&
         predict_balanced(shape, chosen, parameters, mesh, experts.balance(), options.grad_accum);
     check_fits_everywhere(balanced.memory, memory_limit(),
                           "fewer layers, a smaller --micro-batch or a larger --ep would");
-    spoil_description(parameters, chosen.trap);
+    spoil_description(parameters, trap);
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype());
-    const std::unique_ptr<Updater> optimizer = make_updater(parameters, options, mesh, chosen.trap);
+    const std::unique_ptr<Updater> optimizer = make_updater(parameters, options, mesh, trap);
     run.load(optimizer->start());
     ChoiceLog choices(shape.config, verify_bounds(options.dtype));
     experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& row_map,
@@ -100,7 +101,8 @@ bool run(const Options& options, Chapter& chapter) {
         slow_down(options);
         return compare_ranks(options, experts, shape, train_step);
     }
-    return train_within_memory(options, [&] { return train(options, experts, shape); });
+    return train_within_memory(options,
+                               [&] { return train(options, experts, chapter.trap, shape); });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// What all ways of dispatching need: the all-to-all itself, the host's wait for the counts, and the
-// order in which a rank's experts want the rows that came.
+// Needed by all ways of dispatching: the all-to-all itself, the host's wait for the counts, and the
+// order in which a rank's experts need the rows that arrived.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace ultrascale::expert_parallel {
 
-// An all-to-all of rows, over all ranks of `group`; `stream` may be one of communication.
+// An all-to-all of rows over all ranks of `group`; `stream` may be one of communication.
 inline Work exchange_rows(const Communicator& group, const Tensor& out, const Tensor& in,
                           const std::vector<int64_t>& to, const std::vector<int64_t>& from,
                           Stream& stream = compute_stream()) {
@@ -23,8 +23,8 @@ inline Work exchange_rows(const Communicator& group, const Tensor& out, const Te
     return group.all_to_all(out, in, std::move(send), std::move(receive), stream);
 }
 
-// The host waits until the device has computed `counts`; --trace shows it as a span. What was
-// queued after the event `counted` may still run.
+// The host waits until the device has computed `counts`; --trace shows this as a span. Work queued
+// after the event `counted` may still run.
 inline std::vector<int32_t> read_counts(const Tensor& counts,
                                         const Event& counted = compute_stream().record()) {
     const OpSpan span("host waits for counts", 0, 0, "host");
@@ -39,8 +39,8 @@ inline std::vector<int64_t> rows_by_rank(const std::vector<int32_t>& counts, int
     return rows;
 }
 
-// Rows that came from each rank in the order of its experts, put in this rank's order of experts,
-// and back.
+// Puts rows that came from each rank, in the order of its experts, into this rank's order of
+// experts, and back.
 class RowsByExpert {
 public:
     // n (ranks, G): rows from each rank for each of this rank's experts.

@@ -23,7 +23,7 @@ uint8_t round_to_e4m3(float& x) {
 
 namespace {
 
-// Packs fp8 numbers as Input describes, and rounds `host` to them.
+// Packs fp8 numbers as described at Input, and rounds `host` to them.
 Tensor e4m3_tensor(const Shape& shape, std::vector<float>& host) {
     const int64_t rows = shape[0], K = shape[1], words = (K + 15) / 16 * 4;
     std::vector<int32_t> packed(size_t(rows * words));

@@ -30,7 +30,8 @@ Answer answer_of(const Problem& problem, const Trial& trial, bool all_rows);
 double error_of(const std::function<void(const Arguments&)>& run, const Trial& trial,
                 const Answer& answer);
 
-// "" if the error is within the problem's tolerance, else what is wrong at this size.
+// "" if the error is within the problem's tolerance; otherwise a description of the error at this
+// size.
 std::string verdict(const Problem& problem, const Sizes& size, double error);
 
 std::string text(const Problem& problem, const Sizes& size);  // "rows 64, columns 512"

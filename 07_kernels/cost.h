@@ -1,4 +1,4 @@
-// Estimates what a kernel's memory accesses cost, to rank kernels where there is no clock.
+// Estimates the cost of a kernel's memory accesses, to rank kernels where there is no clock.
 //
 //     cost    = max(memory, shared memory), over what memory needs for the problem's least bytes
 //     memory  = 32 bytes for each sector that is loaded or stored,
@@ -12,8 +12,8 @@
 //
 // Measured on that H200, transpose_naive takes 6.0 times and transpose_shared 1.85 times as long as
 // transpose_padded; the estimate says 4.50 and 2.06. It ignores caches, arithmetic, latency and
-// launches, and that atomic operations on the same address cost more than others: kernels that it
-// ranks equal may differ on a GPU.
+// launches, and the higher cost of atomic operations on the same address. Kernels that it ranks
+// equal may differ on a GPU.
 #pragma once
 
 #include <string>
@@ -22,10 +22,10 @@ namespace ultrascale::kernels {
 
 struct Cost {
     double total = 0;               // kernels are ranked by this; 0: not observed
-    double memory = 0, shared = 0;  // what each takes by itself, in the same unit
+    double memory = 0, shared = 0;  // the time that each takes by itself, in the same unit
     double atomics = 0;             // threads' operations on global memory
-    std::string conflicts = {};     // which shared accesses lose most turns: "loads", "stores", ...
-    double turns = 0, at_best = 0;  // turns per request of those; at best: without bank conflicts
+    std::string conflicts = {};     // shared accesses that lose most turns: "loads", "stores", ...
+    double turns = 0, at_best = 0;  // turns per request of these; at best: without bank conflicts
 };
 inline constexpr double sector_bytes = 32, turn_bytes = 16;
 

@@ -1,5 +1,5 @@
-// What a kernel's file includes: CUDA (or common/emulator's stand-in for it), and the list in which
-// kernels are registered.
+// Every kernel's file includes this header: CUDA (or common/emulator's stand-in for it), and the
+// list in which kernels are registered.
 //
 // A file holds one kernel, run(), which launches it, and a line that registers it:
 //
@@ -23,7 +23,7 @@ enum class Needs { any_gpu, hopper };  // hopper: instructions of sm_90a
 struct Kernel {
     int family, number;
     std::string name, problem;
-    std::string idea;               // what it adds to the one before
+    std::string idea;               // its idea, added to the kernel before it
     void (*run)(const Arguments&);  // nullptr: it needs PTX, which the CPU cannot run
     std::string file;               // 1_first_steps/1_vector_add.cu
     Needs needs = Needs::any_gpu;
@@ -36,8 +36,8 @@ public:
                const std::source_location& at = std::source_location::current());
 };
 
-// A kernel that needs PTX, a GPU's own instructions, registers ON_GPU(run). Where kernels run on
-// the CPU, it is not compiled (#ifndef ULTRASCALE_SIMT) and has no run().
+// A kernel that needs PTX, a GPU's own instructions, registers ON_GPU(run). If kernels run on the
+// CPU, it is not compiled (#ifndef ULTRASCALE_SIMT) and has no run().
 #ifdef ULTRASCALE_SIMT
 #define ON_GPU(run) nullptr
 #else
@@ -45,7 +45,7 @@ public:
 #endif
 
 const std::vector<Kernel>& all_kernels();       // by family and number
-std::string why_skipped(const Kernel& kernel);  // what it needs that is missing; "": it runs
+std::string why_skipped(const Kernel& kernel);  // what it needs and does not find; "": it runs
 
 // The launches since the last call, for the primer.
 struct LaunchNote {

@@ -10,7 +10,8 @@
 namespace ultrascale::kernels {
 namespace {
 
-// Checks at every size that is not timed, and drops a kernel at the first size where it is wrong.
+// Checks at every size that is not timed, and drops a kernel at the first size at which it is
+// wrong.
 void check_all(const Problem& problem, const LadderOptions& options,
                std::vector<KernelResult>& results) {
     std::vector<Sizes> sizes = problem.awkward;

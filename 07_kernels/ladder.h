@@ -1,4 +1,5 @@
-// Compares a problem's kernels: are they right, and how close do they come to what is possible?
+// Compares a problem's kernels: whether they are right, and how close they come to the possible
+// optimum.
 #pragma once
 
 #include "check.h"
@@ -13,7 +14,6 @@ struct LadderOptions {
     bool by_line = false;     // the microscope: every line that loads or stores
 };
 
-// One kernel's results at one size.
 struct KernelResult {
     const Kernel* kernel = nullptr;
     Sizes size;

@@ -109,7 +109,6 @@ std::vector<Problem> all_problems() {
     return all;
 }
 
-// The kernels that --family or --kernel selects.
 std::vector<Kernel> chosen(const Chapter& chapter) {
     const auto has = [](const auto& list, const auto& x) {
         return std::ranges::find(list, x) != list.end();
@@ -133,7 +132,8 @@ std::vector<Kernel> chosen(const Chapter& chapter) {
     return kernels;
 }
 
-// Whose tiles --svg draws: the last of the fp32 product's kernels that run here, or the student's.
+// The kernel whose tiles --svg draws: the last of the fp32 product's kernels that run here, or the
+// student's.
 const Kernel& to_draw(const std::vector<Kernel>& kernels) {
     const Kernel* last = nullptr;
     for (const Kernel& k : kernels)

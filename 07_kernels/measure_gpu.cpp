@@ -14,7 +14,7 @@
 namespace ultrascale::kernels {
 namespace {
 
-// Bytes/s that a plain copy reads and writes, added up.
+// The bytes/s that a plain copy reads and writes, added up.
 double copy_rate() {
     static const double rate = [] {
         const Tensor from = Tensor::zeros({1 << 28}, DType::fp32, Memory::workspace),
@@ -25,8 +25,8 @@ double copy_rate() {
     return rate;
 }
 
-// Several copies of the same problem, as a model has several layers: a call does not find its data
-// in L2, where the call before would have left it.
+// Several copies of the same problem, as a model has several layers, so that a call does not find
+// its data in L2, where the previous call would have left them.
 std::vector<Arguments> copies_of(const Arguments& arguments) {
     constexpr int count = 4;
     const auto copy_of = [](const Tensor& from) {
@@ -81,7 +81,7 @@ std::vector<KernelResult> measure(const Problem& problem, const LadderOptions& o
         if (problem.library && problem.library(trial.arguments))
             compared.push_back(in_turn(problem.library));
         double library = 0,
-               library_default = 0;  // their seconds, taken beside the rung measured last
+               library_default = 0;  // their seconds, measured beside the last rung
         const auto line = [&](const std::string& name, double error, double seconds) {
             fmt::print("  {:<36} {:>8.1e} {:>10.4f} {:>8.1f} {:>8.3f} {:>7.1f} % {:>10}\n", name,
                        error, seconds * 1e3, problem.bytes(size) / seconds / 1e9,

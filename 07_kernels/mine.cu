@@ -6,14 +6,14 @@
 // output; the problem's entry in its folder's problems.cpp gives their shapes. Tensor::empty(shape,
 // DType::fp32, Memory::workspace) allocates more memory, and DYNAMIC_SHARED(float, name) is dynamic
 // shared memory. 1_first_steps/1_vector_add.cu explains the rest. Without a GPU, a kernel can use
-// what common/emulator/include has of CUDA.
+// the part of CUDA that common/emulator/include has.
 #include "kernel.h"
 
 namespace ultrascale::kernels {
 namespace {
 
-// A transpose: out (columns, rows) = in (rows, columns). One thread per element; the writes of a
-// warp are far apart. Can you do better?
+// A transpose: out (columns, rows) = in (rows, columns), with one thread per element. The writes of
+// a warp are far apart. Can you do better?
 __global__ void mine(float* out, const float* in, int64_t rows, int64_t columns) {
     const int64_t column = int64_t(blockIdx.x) * blockDim.x + threadIdx.x, row = blockIdx.y;
     if (column < columns) out[column * rows + row] = in[row * columns + column];

@@ -11,7 +11,7 @@
 namespace ultrascale::kernels {
 namespace {
 
-// Summed over all kernels that one run launched.
+// The sums over all kernels that one run launched.
 struct Traffic {
     simt::Counts load, store, atomic, shared_load, shared_store, shared_atomic, all;
     double cost = 0;  // the sum of the kernels' costs (cost.h), in bytes

@@ -7,7 +7,7 @@
 namespace ultrascale::kernels {
 namespace {
 
-// What the machine code takes. registers is 0 if nothing was compiled for a GPU.
+// The resources that the machine code uses. registers is 0 if nothing was compiled for a GPU.
 struct Code {
     int registers;
     int64_t static_shared;

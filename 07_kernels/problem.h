@@ -1,5 +1,5 @@
-// A Problem describes what a kernel has to compute: its sizes, its inputs, the answer in float64,
-// and the FLOPs and bytes that it takes at least.
+// A Problem describes the computation that a kernel must perform: its sizes, its inputs, the answer
+// in float64, and the least FLOPs and bytes that it takes.
 //
 // Kernels of one problem are compared with each other, so a problem is defined once, in its
 // family's problems.cpp, and a kernel's file holds nothing but the kernel.
@@ -15,14 +15,15 @@ namespace ultrascale::kernels {
 
 using Sizes = std::vector<int64_t>;  // the values of Problem::dimensions, in their order
 
-// What a kernel is given. The output is full of NaN, which shows what a kernel does not write.
+// A kernel's arguments. The output is full of NaN, which shows the elements that a kernel does not
+// write.
 struct Arguments {
     Sizes size;
     std::vector<Tensor> in;
     Tensor out;
 };
 
-// An input: standard normal numbers x, |x| (positive), or 2^(octaves x); int32: uniform in [0,
+// An input: standard normal numbers x, |x| (positive), or 2^(octaves x). int32: uniform in [0,
 // below), or how many of `spread` things fell on each element. e4m3: a matrix (rows, K) of fp8
 // numbers, which the kernels see as a tensor of int32, four numbers in each; every row is padded
 // with zeros to a multiple of 16 bytes.
@@ -44,7 +45,7 @@ struct Problem {
     std::vector<Sizes> observed;          // on the CPU; also checked on a GPU
     std::vector<Sizes> awkward;  // checked everywhere: tiny, odd, not a multiple of any tile
 
-    // For --size: "" if the sizes make sense, else which sizes would.
+    // For --size: "" if the sizes are valid, otherwise the sizes that would be.
     std::function<std::string(const Sizes&)> refuses = [](const Sizes&) { return ""; };
     std::function<std::vector<Input>(const Sizes&)> inputs;
     std::function<Input(const Sizes&)> output;
@@ -56,11 +57,11 @@ struct Problem {
     std::function<double(const Sizes&)> bytes;  // each input read once, the output written once
     bool tensor_cores = false;  // compares its rate with the peak of bf16, else of fp32,
     double peaks = 1;           // times this (fp8: 2)
-    // cuBLAS's function for the same problem, if there is one. Measured beside the kernels on a
-    // GPU. It returns false if cuBLAS has none for these sizes.
+    // cuBLAS's function for the same problem, if there is one. It is measured beside the kernels on
+    // a GPU, and returns false if cuBLAS has no kernel for these sizes.
     std::function<bool(const Arguments&)> library = nullptr;
-    // cublasGemmEx, which chooses a kernel by itself, while `library` is the fastest of several.
-    // Measured beside the last kernel and `library`.
+    // cublasGemmEx, which chooses a kernel by itself, while `library` is the fastest of several. It
+    // is measured beside the last kernel and `library`.
     std::function<void(const Arguments&)> library_default = nullptr;
 };
 

@@ -13,7 +13,7 @@ constexpr double rounding = 1.005;  // smaller differences do not show in print
 // Why `mine` takes longer than `best`, as far as the estimate of cost.h tells.
 std::string loses_by(const KernelResult& mine, const KernelResult& best) {
     const Cost& cost = mine.cost;
-    std::string also;  // what costs more than the bytes that it moves
+    std::string also;  // causes beyond the moved bytes
     if (cost.total > rounding * mine.traffic) {
         if (cost.memory > cost.shared)
             also = fmt::format("its {} atomic operations wait for each other", cost.atomics);

@@ -9,13 +9,12 @@
 namespace ultrascale::kernels {
 namespace {
 
-// A part of C: rows and columns.
 struct Area {
     int64_t row = 0, column = 0, rows = 0, columns = 0;
     std::string text() const { return fmt::format("{} x {}", rows, columns); }
 };
 
-// What belongs to one owner, cut into rectangles.
+// Each owner's elements, cut into rectangles.
 using Areas = std::map<int, std::vector<Area>>;
 template <class Of>  // int of(row, column); negative: nobody
 Areas areas_of(const Area& within, const Of& of) {
@@ -43,7 +42,7 @@ Areas areas_of(const Area& within, const Of& of) {
         }
     return areas;
 }
-// The least area that has them all.
+// The smallest area that contains all of them.
 Area around(const std::vector<Area>& areas) {
     Area all = areas.at(0);
     int64_t bottom = 0, right = 0;
@@ -60,7 +59,7 @@ int64_t elements(const std::vector<Area>& areas) {
     for (const Area& area : areas) sum += area.rows * area.columns;
     return sum;
 }
-// Rows, or columns, in which they have something.
+// The number of rows, or columns, that the areas cover.
 int64_t lines(const std::vector<Area>& areas, int64_t Area::*begin, int64_t Area::*count) {
     std::set<int64_t> found;
     for (const Area& area : areas)
@@ -68,7 +67,6 @@ int64_t lines(const std::vector<Area>& areas, int64_t Area::*begin, int64_t Area
     return int64_t(found.size());
 }
 
-// An area of C on the picture.
 struct Frame {
     Area area;
     double x, y, scale;  // pixels an element

@@ -17,7 +17,7 @@ Tiling observe_tiling(const Kernel&, const Arguments&) {
 namespace ultrascale::kernels {
 namespace {
 
-// Where a matrix of floats lies.
+// The memory of a matrix of floats.
 struct TileMap {
     const float* begin;
     int64_t elements;
@@ -46,7 +46,7 @@ public:
     }
 
 private:
-    // Cores write of different elements, and one of them has block 0.
+    // Cores write to different elements, and only one of them has block 0.
     struct Core : simt::CoreObserver {
         explicit Core(Watch& watch) : watch_(watch) {}
         void block_begins(uint3 index, uint32_t, const void*, size_t) override {

@@ -12,7 +12,7 @@ AttentionSize of(const Sizes& s) {
     return {double(s[0]), double(s[1]), double(s[2]), double(s[3])};
 }
 
-// Of this kernel at this size, in bytes; 0: there is no formula for it.
+// The bytes of this kernel at this size by formula; 0: there is no formula for it.
 double by_formula(const KernelResult& result) {
     const AttentionSize size = of(result.size);
     if (std::fmod(size.T, 64) != 0) return 0;
@@ -44,10 +44,10 @@ double flash_attention_bytes(const AttentionSize& s, double keys_of_block) {
 }
 
 double attention_naive_sectors(const AttentionSize& s) {
-    // Row t of S has t + 1 numbers in ceil((t + 1) / 8) sectors; they are written by the first
-    // kernel, read three times and written by the second, and read by the third.
+    // Row t of S has t + 1 numbers in ceil((t + 1) / 8) sectors. The first kernel writes them, the
+    // second reads them three times and writes them, and the third reads them.
     const double eights = s.T / 8, square_sectors = 6 * 8 * eights * (eights + 1) / 2;
-    // A tile of 32 x 32 on or below the diagonal brings 32 rows of q, of k, and of v.
+    // A tile of 32 x 32 on or below the diagonal loads 32 rows of q, of k, and of v.
     const double tiles = s.T / 32 * (s.T / 32 + 1) / 2, row = s.D * 2 / 32;
     return s.B * s.H * (square_sectors + tiles * 3 * 32 * row + s.T * row);
 }

@@ -2,8 +2,8 @@
 // of memory traffic, by formula; and our forward kernels' bytes by formula beside the microscope's
 // count (on a GPU: beside their time).
 //
-// The size is that of the FlashAttention paper's example (Dao et al. 2022, figure 2; the playbook's
-// slides have it, too), GPT-2 medium: 64 sequences of 1024 tokens, 16 heads of 64 numbers, fp16.
+// The size is that of the example in the FlashAttention paper (Dao et al. 2022, figure 2; also in
+// the playbook's slides), GPT-2 medium: 64 sequences of 1024 tokens, 16 heads of 64 numbers, fp16.
 //
 //   Standard, forward and backward, each operation a kernel. How often a T x T matrix passes:
 //     S = Q K^T          written                         1
@@ -46,16 +46,16 @@ inline const Sizes size_of_slides = {64, 1024, 16, 64};  // B, T, H, D
 double standard_attention_bytes(const AttentionSize& size);
 double flash_attention_bytes(const AttentionSize& size, double keys_of_block = 256);
 
-// Bytes that our forward kernels ask of global memory, causal, as the microscope counts them: in
+// The bytes that our causal forward kernels ask of global memory, as the microscope counts them: in
 // sectors of 32 bytes and without caches. T: a multiple of 64. (In tiles on the diagonal the
-// microscope may count a few sectors more: it puts together what the lanes of a warp do in their
-// k-th turn of an unrolled loop, and lanes that skip a turn are then a row behind.)
+// microscope may count a few sectors more: it groups the accesses that the lanes of a warp make in
+// their k-th turn of an unrolled loop, and lanes that skip a turn are then a row behind.)
 double attention_naive_sectors(const AttentionSize& size);
 double flash_attention_sectors(const AttentionSize& size);
 
-// The tables. `rungs`: attention's, as far as they were run.
+// Formats the tables. `rungs`: attention's, as far as they were run.
 std::string traffic(const std::vector<KernelResult>& results);
-// Whether no count is less than its formula, or more by over 5 %.
+// Whether every count is at least its formula, and exceeds it by at most 5 %.
 bool counted_as_by_formula(const std::vector<KernelResult>& results);
 
 }  // namespace ultrascale::kernels

@@ -153,8 +153,7 @@ inline Prediction predict(Composition& c) {
                 if (const Communicator& copies = c.mesh.group(group); copies.size() > 1)
                     p.communication.add(copies, Collective::all_reduce, 1,
                                         parameter->local_numel() * dtype_bytes(shape.grad_dtype));
-        if (const Communicator& all = c.mesh.norm_group(); all.size() > 1)
-            p.communication.add(all, Collective::all_reduce, 1, 8);
+        p.communication.add_scalar_sum(c.mesh.norm_group());
     } else {
         const FlatLayout layout(c.units, c.mesh, t.zero.cut);
         add_to(p, layout, t.zero, shape, m, walk_actions(c, layout), c.mesh);

@@ -1,8 +1,8 @@
 // --batch-ramp 8:100,16:200,32: a batch that grows during training.
 //
-// Small batches make quick progress while the gradient is large, big ones average
-// the noise away later. DeepSeek-V3's report raises the batch from 3,072 to 15,360 sequences over
-// the first 469 B tokens.
+// Small batches make quick progress while the gradient is large; big ones average the noise away
+// later. DeepSeek-V3's report raises the batch from 3,072 to 15,360 sequences over the first 469 B
+// tokens.
 #pragma once
 
 #include <algorithm>
@@ -15,14 +15,14 @@
 
 namespace ultrascale::single_gpu {
 
-// "8:100,16:200,32": 8 sequences a step for 100 steps, then 16 for 200 steps, then 32. Or in
-// tokens, "16M:69B,32M:721B,64M": about 16 million tokens a step for 69 billion tokens, and so on,
-// in whole micro-batches.
+// "8:100,16:200,32": 8 sequences a step for 100 steps, then 16 for 200 steps, then 32. Sizes and
+// spans may also be in tokens: "16M:69B,32M:721B,64M" means about 16 million tokens a step for 69
+// billion tokens, and so on, in whole micro-batches.
 class BatchRamp {
 public:
     // With an empty `text` every step has `batch` sequences. Sizes must be multiples of the
-    // micro-batch, because a step consists of whole micro-batches; sizes in tokens, of sequences of
-    // `seq`, are rounded to such.
+    // micro-batch, because a step consists of whole micro-batches. Sizes in tokens are rounded to
+    // such multiples, with sequences of `seq` tokens.
     BatchRamp(const std::string& text, int64_t batch, int64_t micro_batch, int64_t seq) {
         const auto valid = [](const RampStage& stage) {
             const bool tokens = tokens_in(stage.size) > 0;
@@ -65,7 +65,7 @@ public:
             if (step < stage.until_step) return stage.sequences;
         return stages_.back().sequences;
     }
-    int64_t sequences_before(int64_t step) const {  // of all the steps before it
+    int64_t sequences_before(int64_t step) const {  // in all steps before `step`
         double sum = 0;
         int64_t begin = 0;
         for (const Stage& stage : stages_) {

@@ -1,4 +1,4 @@
-// --compare: the alternatives of one choice, measured one after the other on the same data.
+// --compare: measures the alternatives for one choice, one after the other on the same data.
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 
 namespace ultrascale::single_gpu {
 
-// Attention alone, forward and backward on one sequence: with the T x T matrix (naive) and in tiles
-// (flash). Memory is everything that a call holds (activations and workspace) besides q, k, v and
-// the incoming gradient.
+// Compares attention alone, forward and backward on one sequence: with the T x T matrix (naive) and
+// in tiles (flash). Its memory is everything that a call holds (activations and workspace) except
+// for q, k, v and the incoming gradient.
 inline void compare_attention(const Options& options, const StepShape& shape) {
     const LlamaConfig& c = shape.config;
     Report report("00_single_gpu", options, shape, 0);
@@ -72,8 +72,8 @@ inline void compare_attention(const Options& options, const StepShape& shape) {
     report.finish();
 }
 
-// Forward and backward of one micro-batch with each kind of recomputation and attention. Returns
-// whether the gradient is the same, bit by bit, with and without recomputation.
+// Runs forward and backward of one micro-batch with each kind of recomputation and attention.
+// Returns whether the gradient is the same, bit by bit, with and without recomputation.
 inline bool compare_recomputation(const Options& options, const StepShape& shape) {
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));

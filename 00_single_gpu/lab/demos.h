@@ -1,4 +1,4 @@
-// --demo: what is shown without a training.
+// --demo: the demonstrations that need no training.
 #pragma once
 
 #include "formulas_demo.h"

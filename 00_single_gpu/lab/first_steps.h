@@ -1,6 +1,6 @@
-// Why the first step differs from the others, and why a run that does not fit may die in the second
-// one: AdamW's states do not exist until the first update allocates them. By then the first step's
-// activations have gone, so the first moment with activations and states is in step 2.
+// Why the first step differs from the others, and why a run that does not fit may die only in the
+// second step: the first update allocates AdamW's states. By then the first step's activations have
+// been freed, so step 2 is the first to hold activations and states at the same time.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace ultrascale::single_gpu {
 
-// Prints the highest moment of each of the first steps, and what follows for a smaller device.
+// Prints the highest moment of each of the first steps, and its consequence for a smaller device.
 inline void print_first_steps(Report& report, const StepTimeline& timeline) {
     const std::vector<MemoryByCategory> highest = timeline.highest_by_step();
     const std::vector<double> ends = timeline.ends();
@@ -34,8 +34,8 @@ inline void print_first_steps(Report& report, const StepTimeline& timeline) {
                     format_bytes(0.99 * double(total(highest[1])))));
 }
 
-// --fresh-grads: the most that activations and gradients were together in the first steps, beside
-// its prediction. Returns whether they agree.
+// --fresh-grads: prints the largest sum of activations and gradients in the first steps, beside its
+// prediction. Returns whether they agree.
 inline bool print_fresh_gradients(Report& report, const StepShape& shape, int64_t predicted) {
     int64_t measured = 0;
     for (const MemoryPoint& point : memory_timeline())

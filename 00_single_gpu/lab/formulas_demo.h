@@ -73,7 +73,7 @@ inline void demo_activations() {
     print("  is its forward, a third of it (added).");
 }
 
-// `text`: a ramp (batch_ramp.h), of sequences of `seq` tokens.
+// `text` is a ramp (batch_ramp.h) of sequences of `seq` tokens.
 inline void demo_batch(const std::string& text, int64_t micro_batch, int64_t seq) {
     const int64_t tokens = int64_t(4) << 20, samples = tokens / 4096;
     print("a batch size in four steps");

@@ -1,5 +1,5 @@
-// --demo launches: a GPU's operations are launched, not run, when the host calls them. Three clocks
-// on the same matrix products show what follows.
+// --demo launches: the host's calls launch a GPU's operations and do not wait for them. Three
+// clocks on the same matrix products show the consequences.
 //
 //     host      launch | launch | launch |                     | waits ..............|
 //     device            [ product ][ product ][ product ]
@@ -9,9 +9,9 @@
 //     events     timestamps that the device takes before the first and after the last product
 //     waiting    the host waits after every call: the device idles during each launch
 //
-// Where a product is shorter than a launch, the device waits for the host however it is timed, and
-// the time no longer depends on the size: that is the launch overhead. (On a CPU the compute stream
-// is the calling thread, and all three agree.)
+// If a product is shorter than a launch, the device waits for the host, however it is timed, and
+// the time no longer depends on the size: it is the launch overhead. (On a CPU the compute stream
+// is the calling thread, and all three clocks agree.)
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ struct LaunchTimes {
     double launched, events, waiting;  // seconds a call
 };
 
-// Of `calls` equal calls; the medians of a few rounds after one that warms up.
+// Times `calls` equal calls; takes the medians of a few rounds, after a round that warms up.
 inline LaunchTimes launch_times(const std::function<void()>& call, int calls) {
     std::vector<double> launched, events, waiting;
     for (int round = 0; round < 6; ++round) {
@@ -55,7 +55,7 @@ inline void demo_launches(const Options& options) {
     print("       n   launched     events    waiting    GFLOP/s by events");
     const int64_t largest = device_is_gpu() ? 8192 : 512;
     double smallest_events = 0;
-    int64_t bound_until = 0;  // the largest n whose time is that of the smallest
+    int64_t bound_until = 0;  // the largest n that takes no longer than the smallest
     for (int64_t n = 16; n <= largest; n *= 2) {
         const auto matrix = [&] { return Tensor::zeros({n, n}, options.dtype, Memory::workspace); };
         const Tensor a = matrix(), b = matrix(), c = matrix();

@@ -22,7 +22,6 @@ inline void print_kept(const KeptByForward& kept) {
     print(fmt::format("  {:<66} {:>12}", "sum", format_bytes(double(sum))));
 }
 
-// Prints our formulas next to the playbook's.
 inline void print_anatomy(const StepShape& shape) {
     const LlamaConfig& c = shape.config;
     const MemoryEstimate m = estimate_memory(shape);
@@ -110,7 +109,6 @@ public:
         for (double& end : seconds) end -= begin_;
         return seconds;
     }
-    // What was held at the highest moment of each step.
     std::vector<MemoryByCategory> highest_by_step() const {
         std::vector<MemoryByCategory> highest(ends_.size(), MemoryByCategory{});
         for (const MemoryPoint& point : memory_timeline()) {
@@ -121,7 +119,7 @@ public:
         }
         return highest;
     }
-    // Cuts the time into `columns` equal slices and returns what was held at each one's highest
+    // Cuts the time into `columns` equal slices and returns the memory held at each one's highest
     // moment.
     std::vector<MemoryByCategory> highest_by_column(int columns) const {
         std::vector<MemoryByCategory> highest(size_t(columns), MemoryByCategory{});

@@ -67,8 +67,8 @@ struct Chapter {
         if (Communicator::world().size() > 1)
             user_error("00_single_gpu runs on one device: start it with one rank");
     }
-    // The sequences per step, which may grow during training. Throws UserError if a step is too
-    // small or too large.
+    // The number of sequences per step, which may grow during training. Throws UserError if a step
+    // is too small or too large.
     BatchRamp ramp(const Options& options) const {
         const int64_t B = options.micro_batch;
         const int64_t seq = options.seq > 0 ? options.seq : options.config().default_seq;
@@ -82,7 +82,8 @@ struct Chapter {
                            : fmt::format("a size of at least {} in --batch-ramp", 2 * B));
         return ramp;
     }
-    // The sequences' lengths, if they grow. Percentages are of the training up to this run's end.
+    // The lengths of the sequences, if they grow. Percentages are of the training up to this run's
+    // end.
     SeqRamp lengths(const Options& options) const {
         return seq_ramp.empty() ? SeqRamp()
                                 : SeqRamp(seq_ramp, first_step(options) + options.steps);

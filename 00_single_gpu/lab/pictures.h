@@ -1,5 +1,4 @@
-// --svg: memory over the first four steps as a picture, memory.svg; what StepTimeline draws with
-// letters.
+// --svg: draws memory over the first four steps as a picture, memory.svg (StepTimeline's chart).
 #pragma once
 
 #include <fmt/format.h>
@@ -37,7 +36,7 @@ inline void draw_memory(const std::string& directory, const StepTimeline& timeli
     std::vector<Meaning> layers;
     std::vector<std::vector<double>> columns(held.size());
     for (int c = 0; c < memory_categories; ++c) {
-        if (Memory(c) == Memory::host) continue;  // it is not the device's
+        if (Memory(c) == Memory::host) continue;  // not the device's memory
         layers.push_back({role_of(Memory(c)), memory_names[size_t(c)]});
         for (size_t t = 0; t < held.size(); ++t) columns[t].push_back(double(held[t][size_t(c)]));
     }
@@ -59,7 +58,7 @@ inline void draw_memory(const std::string& directory, const StepTimeline& timeli
         svg.text(names[s], 104, fmt::format("step {}", s + 1),
                  {.anchor = Text::middle, .bold = true});
     }
-    // In the middle of the first step, but beside the axis if that is short.
+    // In the middle of the first step, or beside the axis if that step is short.
     const double in_first = std::max((across.begin + across(ends[0])) / 2, across.begin + 86);
     svg.text(in_first, up(highest) + 16, "no optimizer states yet",
              {.anchor = Text::middle, .size = 13, .halo = true});

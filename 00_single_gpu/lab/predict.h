@@ -1,4 +1,4 @@
-// What training on one device holds, by formula, and --estimate, which prints it.
+// Predicts by formula the memory that training on one device takes. --estimate prints it.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 
 namespace ultrascale::single_gpu {
 
-// --fresh-grads: the most that activations and gradients are together in a step of so many
-// micro-batches, in bytes. Towards the first layer each layer's backward frees what its forward
-// kept, and adds its gradients.
+// --fresh-grads: the largest sum of activations and gradients in a step of `micro_batches`
+// micro-batches, in bytes. From the last layer to the first, each layer's backward frees what its
+// forward kept, and adds its gradients.
 inline int64_t predicted_activations_and_gradients(const StepShape& shape, int64_t micro_batches) {
     const LlamaConfig& c = shape.config;
     const auto highest = [](const std::vector<ActivationMoment>& moments, size_t first,
@@ -28,7 +28,7 @@ inline int64_t predicted_activations_and_gradients(const StepShape& shape, int64
     sizes.embedding = false;
     const std::vector<ActivationMoment> with_head = activation_moments(sizes);
     sizes.head = false;
-    // The head's moments are the first ones; gradients exist in the last of them.
+    // The first moments are the head's; in the last of them its gradients exist.
     const size_t head_moments = with_head.size() - activation_moments(sizes).size();
     double most = std::max(highest(with_head, 0, head_moments),
                            highest(with_head, head_moments - 1, head_moments) + head);
@@ -46,7 +46,7 @@ inline int64_t predicted_activations_and_gradients(const StepShape& shape, int64
     return int64_t(std::min(most, 9e18));
 }
 
-// Of a training with steps of at most so many micro-batches.
+// The prediction for a training whose steps have at most `micro_batches` micro-batches.
 inline Prediction predict(const Chapter& chapter, const StepShape& shape, int64_t micro_batches) {
     Prediction predicted = predict_one_device(shape, parameter_count(shape.config));
     MemoryEstimate& memory = predicted.memory;
@@ -60,7 +60,7 @@ inline Prediction predict(const Options& options, const Chapter& chapter, const 
     return predict(chapter, shape, chapter.ramp(options).largest() / options.micro_batch);
 }
 
-// UserError, with advice, if the training does not fit into memory.
+// Throws UserError, with advice, if the training does not fit into memory.
 inline void check_fits(const Options& options, const Chapter& chapter, const StepShape& shape) {
     if (chapter.fresh_grads)
         check_fits(predict(options, chapter, shape).memory, memory_limit(),

@@ -1,4 +1,4 @@
-// What --batch-ramp and --seq-ramp have in common: sizes, each for a part of the training, written
+// Shared by --batch-ramp and --seq-ramp: a list of sizes, each for a part of the training, written
 // SIZE:SPAN,SIZE:SPAN,...,SIZE.
 #pragma once
 
@@ -14,11 +14,11 @@
 namespace ultrascale::single_gpu {
 
 struct RampStage {
-    std::string size, span;  // no span: to the end
+    std::string size, span;  // an empty span lasts to the end
 };
 
-// The stages of a ramp. `valid` says whether a stage's words can be read; UserError, with the form
-// that is `expected`, if one cannot, or if a stage but the last has no span.
+// Reads the stages of a ramp. `valid` says whether a stage's words can be read. Throws UserError,
+// which shows the `expected` form, if one cannot, or if a stage other than the last has no span.
 template <class Valid>
 std::vector<RampStage> stages_of_ramp(const std::string& option, const std::string& text,
                                       const std::string& expected, Valid valid) {

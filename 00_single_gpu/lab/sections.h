@@ -1,4 +1,4 @@
-// What a run says of itself: its lines in the header, and the sections of its report.
+// A run's lines in the header, and the sections of its report.
 #pragma once
 
 #include "first_steps.h"
@@ -30,16 +30,16 @@ inline void print_noise_scale(Report& report, const NoiseScale& noise, int64_t m
     report.value("noise_scale", "sequences", noise.sequences());
 }
 
-// Of a run that began with step `first`. Returns false if memory or communication differ from their
-// predictions.
+// Prints the report's sections for a run that began with step `first`. Returns false if memory or
+// communication differ from their predictions.
 inline bool print_sections(Report& report, const Options& options, const Chapter& chapter,
                            const StepShape& shape, const SeqRamp& lengths, int64_t first,
                            const StepRecords& records) {
-    // Memory is that of the longest sequences, speed that of those in most steps.
+    // Memory is that of the longest sequences, speed that of the length in the middle of the run.
     const StepShape longest = lengths.shape(shape, first + options.steps - 1),
                     usual = lengths.shape(shape, first + options.steps / 2);
     const BatchRamp ramp = chapter.ramp(options);
-    int64_t most = 0;  // micro-batches a step, of the first ones
+    int64_t most = 0;  // the most micro-batches in any of the first steps
     for (int64_t s = 0; s < std::min<int64_t>(options.steps, 4); ++s)
         most = std::max(most, ramp.sequences(first + s) / options.micro_batch);
     const Prediction predicted = predict(chapter, longest, most);

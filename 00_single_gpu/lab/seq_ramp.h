@@ -1,8 +1,8 @@
 // --seq-ramp 2048:90%,8192: sequences of 2,048 tokens for 90 % of the training, then of 8,192.
 //
-// Long sequences cost more attention a token, and what they teach (to look far back) is learned
-// last, so large models see them only at the end. A step's tokens stay the same: in the first
-// stages every long sample is cut into shorter sequences.
+// Attention makes a token of a long sequence cost more, and what long sequences teach (to look far
+// back) is learned last, so large models see them only at the end. A step's number of tokens stays
+// the same: in the first stages every long sample is cut into shorter sequences.
 //
 //     --micro-batch 2        first    [ 2048 | 2048 | 2048 | 2048 ] [ 2048 | 2048 | 2048 | 2048 ]
 //                            then     [ 8192                      ] [ 8192                      ]
@@ -23,8 +23,8 @@ namespace ultrascale::single_gpu {
 
 class SeqRamp {
 public:
-    SeqRamp() = default;  // none
-    // LENGTH:SPAN,...,LENGTH: the lengths grow and divide the last one. A span is a number of
+    SeqRamp() = default;  // no ramp
+    // Reads LENGTH:SPAN,...,LENGTH. The lengths grow and divide the last one. A span is a number of
     // steps, or a share of all steps up to `last_step` ("90%").
     SeqRamp(const std::string& text, int64_t last_step) {
         const auto valid = [](const RampStage& stage) {
@@ -62,7 +62,8 @@ public:
             if (step < stage.until_step) return stage.length;
         return last();
     }
-    // How the loader cuts samples; samples_before(step): how many the steps before it take.
+    // How the loader cuts samples. samples_before(step) is the number of samples in all steps
+    // before it.
     std::vector<SamplesCut> cuts(const std::function<int64_t(int64_t step)>& samples_before) const {
         std::vector<SamplesCut> cuts;
         for (const Stage& stage : stages_)
@@ -70,7 +71,7 @@ public:
                 cuts.push_back({samples_before(stage.until_step), stage.length});
         return cuts;
     }
-    // What a step computes: the whole shape's tokens in shorter sequences.
+    // The shape of a step: all tokens of `whole`, in shorter sequences.
     StepShape shape(StepShape whole, int64_t step) const {
         if (stages_.empty()) return whole;
         whole.micro_batch *= whole.seq / length(step);

@@ -1,4 +1,4 @@
-// What the report wants to know of the steps, seen from outside: training does not need it.
+// Records the numbers that the report needs from the steps. Training does not need them.
 #pragma once
 
 #include "../2_fresh_gradients.h"
@@ -11,26 +11,26 @@ namespace ultrascale::single_gpu {
 
 class StepRecords : public Hooks {
 public:
-    // fresh: with --fresh-grads, or nullptr.
+    // `fresh` is nullptr without --fresh-grads.
     StepRecords(const ParameterList& parameters, bool noise_scale, FreshGradients* fresh)
         : parameters_(parameters), noise_scale_(noise_scale), fresh_(fresh) {}
 
     void before(const Unit&, Pass, const Context&) override {
         if (!std::exchange(begun_, true)) timeline.begin();
     }
-    // The tensors that the first forward keeps.
     void forward_done(const Saved& saved, const Context&) override {
         if (!std::exchange(seen_, true)) kept.collect(saved);
     }
-    // With --noise-scale the norm of the first micro-batch's gradient, when its backward has ended.
+    // With --noise-scale: records the norm of the first micro-batch's gradient when its backward
+    // has ended.
     void after(const Unit& unit, Pass pass, const Context& batch) override {
         if (noise_scale_ && pass == Pass::backward && unit.index == 0 && batch.micro_batch == 0)
             first_squared_norm_ = scalar(squared_gradient_norm(parameters_));
     }
     void step_done(const Step& step, double squared_norm) {
         if (fresh_) fresh_->free(parameters_);
-        // The first micro-batch's gradient was divided by all of the step's targets: times a, it is
-        // the mean over its own.
+        // The first micro-batch's gradient was divided by the number of all of the step's targets:
+        // multiplied by a, it is the mean over its own.
         const double a = double(step.accumulated);
         if (noise_scale_ && step.accumulated > 1)
             noise.add(double(step.sequences) / a, first_squared_norm_ * (a * a),

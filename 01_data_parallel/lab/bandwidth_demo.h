@@ -15,8 +15,8 @@
 //         |_____/                   limited by latency: every size takes the same time
 //         +-------------------> S
 //
-// Beside the median's busbw stand the 5th and the 95th percentile: a twentieth of the calls was
-// slower than the one, a twentieth faster than the other (call_times.h).
+// The 5th and the 95th percentile stand beside the median's busbw: a twentieth of the calls were
+// slower than one, and a twentieth faster than the other (call_times.h).
 #pragma once
 
 #include <fmt/format.h>
@@ -33,7 +33,7 @@
 
 namespace ultrascale::data_parallel {
 
-// The tensors of one message size. All have n equal slices; rank r's input is (r+1) * pattern.
+// The tensors of one message size. Each has n equal slices; rank r's input is (r+1) * pattern.
 struct BandwidthBuffers {
     Tensor pattern, in, out;  // (n * slice) fp32
     int n;
@@ -47,12 +47,12 @@ struct BandwidthCase {
     std::string name, call_text, factor_text;
     double factor;
     bool in_place;
-    int slices;  // of `out` that the call writes
+    int slices;  // how many slices of `out` the call writes
     std::function<void(const BandwidthBuffers&)> call;
     struct Expected {
-        int times, slice;  // of the pattern
+        int times, slice;  // slice `slice` of the pattern, `times` times
     };
-    std::function<Expected(int r)> expected;  // in slice r of `out`
+    std::function<Expected(int r)> expected;  // what slice r of `out` must hold
 };
 
 inline std::vector<BandwidthCase> bandwidth_cases(const Communicator& world) {
@@ -99,7 +99,7 @@ inline std::vector<BandwidthCase> bandwidth_cases(const Communicator& world) {
     };
 }
 
-// One call on known values. The result is checked on the device: the expected values are
+// Makes one call on known values. The result is checked on the device: the expected values are
 // subtracted, and zeros must remain. All numbers are integers that fp32 represents exactly.
 inline bool result_is_right(const Communicator& world, const BandwidthCase& c,
                             const BandwidthBuffers& b) {
@@ -120,14 +120,14 @@ inline bool result_is_right(const Communicator& world, const BandwidthCase& c,
                         left_over.to_host<double>()[0] == 0);  // false for NaN, too
 }
 
-// What carries the ranks' messages here.
+// What carries the messages between the ranks.
 inline const char* carrier() {
     return device_is_gpu() ? "NCCL between GPUs; by MPI through the host where ranks share one"
                            : "MPI between processes on CPUs";
 }
 
-// All ranks call it; rank 0 prints. Holds three tensors of largest_bytes. False, on every rank, if
-// some result was wrong.
+// All ranks call it; rank 0 prints. It holds three tensors of largest_bytes. Returns false, on
+// every rank, if some result was wrong.
 inline bool demo_bandwidth(const Options& options, const Communicator& world,
                            int64_t largest_bytes) {
     if (largest_bytes > memory_limit() / 3)

@@ -1,6 +1,6 @@
 // How long a collective takes, as a distribution: its median, and the 5th and 95th percentile, as
-// the playbook's figure of bandwidths by nodes has them. A mean hides what a step feels: every rank
-// waits for the slowest call.
+// in the playbook's figure of bandwidths by number of nodes. A mean hides what a step suffers:
+// every rank waits for the slowest call.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace ultrascale::data_parallel {
 
-// The value below which a share p, 0 to 1, of the values lies; between two values it is
-// interpolated linearly. `sorted`: ascending, not empty.
+// The value below which a share p, 0 to 1, of the values lies, interpolated linearly between two
+// values. `sorted` is ascending and not empty.
 inline double percentile(const std::vector<double>& sorted, double p) {
     const double at = p * double(sorted.size() - 1), below = std::floor(at);
     const size_t low = size_t(below), high = std::min(low + 1, sorted.size() - 1);
@@ -25,9 +25,9 @@ struct CallTimes {
     double p5, median, p95;  // seconds
 };
 
-// All ranks call it; the same result on all. A sample is a batch of calls back to back, as long as
-// on the slowest rank; batches of short calls last some 2 ms, because a single one of them is
-// shorter than the ranks' start is apart. Takes about 0.2 s.
+// All ranks call it and get the same result. A sample is a batch of calls back to back, and its
+// time is the slowest rank's. Batches of short calls last about 2 ms, because a single call is
+// shorter than the time between the ranks' starts. Takes about 0.2 s.
 inline CallTimes call_times(const Communicator& ranks, const std::function<void()>& call) {
     const auto sample = [&](int calls) {
         compute_stream().synchronize();

@@ -1,5 +1,5 @@
-// What --demo collectives prints of a collective: each rank's tensor before and after, and whether
-// it is the expected one.
+// How --demo collectives prints a collective: each rank's tensor before and after it, and whether
+// the result is the expected one.
 #pragma once
 
 #include <fmt/format.h>
@@ -32,12 +32,12 @@ inline void print_by_rank(const Communicator& world, const std::vector<std::stri
         if (line.erase(line.find_last_not_of(' ') + 1) != "") print(line);
 }
 
-// One collective: remembers what the rank held before, prints it next to what it holds after, and
-// checks the result.
+// One collective: remembers the rank's tensor before the call, prints it next to the tensor after
+// it, and checks the result.
 class CollectiveExample {
 public:
-    // Prints the values in groups of `slice` elements, one rank's share each. An empty tensor is
-    // printed as "-".
+    // Prints the values in groups of `slice` elements, one rank's share each. Prints an empty
+    // tensor as "-".
     CollectiveExample(const Communicator& world, const std::string& title, const Tensor& before,
                       size_t slice)
         : world_(world), slice_(slice), before_(in_words(before)) {

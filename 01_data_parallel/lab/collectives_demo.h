@@ -1,6 +1,6 @@
-// --demo collectives: what each collective does, on tensors small enough to read, with the values
-// of the playbook's appendix A0, "Parallel Programming Crash Course". a b c d: four ranks' tensors;
-// S: their sum.
+// --demo collectives: what each collective does, shown on tensors small enough to read, with the
+// values of the playbook's appendix A0, "Parallel Programming Crash Course". a b c d are four
+// ranks' tensors, S is their sum.
 //
 //                    rank 0   1    2    3
 //   broadcast             a   -    -    -   ->  a   a   a   a
@@ -12,8 +12,8 @@
 //   reduce-scatter    (a0 a1 a2 a3 and so on)      ->  S0  S1  S2  S3
 //   all-to-all        rank r's slices r0 r1 r2 r3  ->  0r 1r 2r 3r: the transpose of who holds what
 //
-// Then the two rings step by step (5_ring_reduce.h, 6_ring_all_reduce.h), and a barrier. Every
-// result is compared with the expected one.
+// Two rings step by step (5_ring_reduce.h, 6_ring_all_reduce.h) and a barrier follow. Every result
+// is compared with the expected one.
 #pragma once
 
 #include <fmt/format.h>
@@ -31,7 +31,7 @@
 
 namespace ultrascale::data_parallel {
 
-// Broadcast to all-to-all. fp64, so that any number of ranks adds up exactly.
+// Shows broadcast to all-to-all, in fp64, so that the sum over any number of ranks is exact.
 inline bool demo_each_collective(const Communicator& world) {
     using Values = std::vector<double>;
     const int n = world.size(), me = world.rank();
@@ -96,8 +96,8 @@ inline bool demo_each_collective(const Communicator& world) {
         ok &= example.finish(out, ours);
     }
     {
-        // Slice j of rank r is [r+1, 2(r+1)] to the power of j+1; past four slices the powers begin
-        // again.
+        // Slice j of rank r is [r+1, 2(r+1)] to the power of j+1. After four slices the powers
+        // begin again.
         Values mine, expected(2, 0);
         const auto power = [](int base, int j) { return std::pow(base, 1 + j % 4); };
         for (int j = 0; j < n; ++j)
@@ -112,7 +112,7 @@ inline bool demo_each_collective(const Communicator& world) {
         ok &= example.finish(out, expected);
     }
     {
-        Values mine, expected;  // rank r's slice for rank s: r+1, s+1 as two digits
+        Values mine, expected;  // rank r's slice for rank s: the digits r+1, s+1
         for (int r = 0; r < n; ++r)
             mine.push_back(10 * (me + 1) + r + 1), expected.push_back(10 * (r + 1) + me + 1);
         const Tensor in = tensor(mine), out = blank(n);
@@ -125,7 +125,7 @@ inline bool demo_each_collective(const Communicator& world) {
     return ok;
 }
 
-// The plain ring, on one number: rank r has r + 1.
+// Shows the plain ring on one number: rank r has r + 1.
 inline bool demo_ring_reduce(const Communicator& world) {
     const int n = world.size();
     const Tensor x = Tensor::from_host<float>(std::vector<float>{float(world.rank() + 1)}, {1},
@@ -154,15 +154,15 @@ inline bool demo_ring_reduce(const Communicator& world) {
     return ok;
 }
 
-// What every rank held in a ring all-reduce: before the first step, and after each one.
+// The ranks' chunks in a ring all-reduce, before the first step and after each one.
 struct RingMoment {
-    std::vector<std::string> values;  // of each rank: its chunks' values, separated by spaces
+    std::vector<std::string> values;  // for each rank: its chunks' values, separated by spaces
     RingStep step = {};               // rank 0's; none in the first moment
 };
 using RingHistory = std::vector<RingMoment>;
 
-// The ring on n chunks of one element. Rank r starts with 10^r everywhere, so the digits of a sum
-// show which ranks' parts are in it.
+// Shows the ring on n chunks of one element. Rank r starts with 10^r everywhere, so the digits of a
+// sum show which ranks' parts it contains.
 inline bool demo_ring(const Communicator& world, RingHistory& history) {
     const int n = world.size(), me = world.rank();
     const bool digits = n <= 8;  // fp32 holds eight of them: 11111111 < 2^24
@@ -215,9 +215,9 @@ inline bool demo_ring(const Communicator& world, RingHistory& history) {
     return ok;
 }
 
-// Rank r comes 0.1 r s late; all leave when the last is there.
+// Rank r arrives 0.1 r s late; all leave when the last one has arrived.
 inline bool demo_barrier(const Communicator& world) {
-    // The time of day: processes of a machine share this clock, machines agree on it to
+    // The time of day: processes of a machine share this clock, and machines agree on it to within
     // milliseconds.
     const auto now = [] {
         return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
@@ -245,8 +245,8 @@ inline bool demo_barrier(const Communicator& world) {
     return ok;
 }
 
-// All ranks call it; rank 0 prints. False, on every rank, if some rank got something wrong. The
-// ring's history is for a picture.
+// All ranks call it; rank 0 prints. Returns false, on every rank, if some rank got a wrong result.
+// The ring's history is for a picture.
 inline bool demo_collectives(const Communicator& world, RingHistory& ring_history) {
     print(fmt::format("collectives on {}; a bar | separates two ranks' slices",
                       format_count(world.size(), "rank")));

@@ -5,9 +5,9 @@
 //   matmul    the time of the matrix products, relative to a step without communication: overlap
 //             slows them, because both share a GPU's multiprocessors and memory, or a CPU's cores
 //
-// Below the table: the playbook's condition (appendix "Math for compute/communication overlap"):
-// the gradients of Psi parameters, of b bytes each, are hidden if their all-reduce takes no longer
-// than the backward,
+// Below the table: the playbook's condition (appendix "Math for compute/communication overlap").
+// The gradients of Psi parameters, of b bytes each, are hidden if their all-reduce takes no longer
+// than the backward:
 //
 //     t_comm / t_compute = (2 (n-1)/n * b Psi / bandwidth) / (4 * tokens * Psi / FLOP rate)  <=  1
 #pragma once
@@ -25,7 +25,7 @@
 
 namespace ultrascale::data_parallel {
 
-// What a step costs with one technique: medians over the steps, times of the slowest rank.
+// The cost of a step with one technique: medians over the steps, of the slowest rank's times.
 struct SyncCost {
     double step_seconds, backward_seconds, communication_seconds, exposed_seconds, matmul_seconds;
     double matmul_flops, sent_bytes;
@@ -69,7 +69,7 @@ inline SyncCost cost_of(GradientSync& sync, Llama& model, Updater& optimizer,
 inline bool compare_syncs(const Options& options, SyncOptions sync, const StepShape& shape,
                           bool nodes_pretended, const SyncStep& train_step) {
     const Communicator& ranks = Communicator::world();
-    // What is measured is the communication of gradients, so each rank keeps its part of the loss.
+    // Only the communication of gradients is measured, so each rank keeps its part of the loss.
     const Communicator loss_ranks = ranks.split(ranks.rank(), 0, "alone");
     slow_down(options);
     const TokenFile file(options.data_path(), shape.config.vocab);
@@ -139,8 +139,8 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     if (draws(options.svg) && n > 1) timelines.draw(options.svg);
     if (n == 1) return report.finish(), true;
 
-    // The condition, with the bandwidth of one all-reduce of all gradients and the FLOP rate of the
-    // matrix products without communication.
+    // The condition, with the bandwidth of one all-reduce of all gradients, and the FLOP rate of
+    // the matrix products when nothing is communicated.
     const double seconds = measure_call(ranks, [&] { ranks.all_reduce(parameters.flat_grads()); });
     const double moved = 2 * double(n - 1) / double(n) * double(parameters.flat_grads().bytes());
     const double bandwidth = moved / seconds, rate = alone.matmul_flops / alone.matmul_seconds;

@@ -1,4 +1,4 @@
-// --demo: what is shown without a training. Returns false if a result was wrong.
+// --demo: the demonstrations that need no training. Returns false if a result was wrong.
 #pragma once
 
 #include "bandwidth_demo.h"

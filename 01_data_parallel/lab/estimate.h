@@ -1,4 +1,4 @@
-// What a rank holds and sends in a whole run, and --estimate, which prints it.
+// Predicts what a rank holds and sends in a whole run. --estimate prints it.
 #pragma once
 
 #include "options.h"
@@ -7,13 +7,13 @@
 
 namespace ultrascale::data_parallel {
 
-// A run of a model with so many parameters, without what it takes to sum the gradients.
+// Predicts a run of a model with `parameters` parameters, without the sums of the gradients.
 inline Prediction predict_run(const Options& options, const Chapter& chapter,
                               const StepShape& shape, int64_t parameters) {
     const Communicator& ranks = Communicator::world();
     const int64_t steps = options.steps;
     Prediction run_prediction = predict_one_device(shape, parameters);
-    // The buffers of a ring or of DiLoCo are allocated after the backward, gradients in another
+    // A ring's and DiLoCo's buffers are allocated after the backward, but gradients in another
     // dtype during it.
     const DType gradients = options.grad_dtype();
     run_prediction.memory.one_after_the_other = chapter.sync.wire(gradients) == gradients;
@@ -21,13 +21,16 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
         run_prediction.memory.gradients *= 2;  // the sums over micro-batches
     const bool diloco = chapter.sync.kind == SyncKind::diloco;
     if (diloco) add_diloco(run_prediction, chapter.sync.diloco, ranks, parameters, steps);
-    const int64_t numbers = diloco ? 2 : 1;  // the loss, and DiLoCo's mean of the ranks' norms
-    if (diloco || ranks.size() > 1)
-        run_prediction.communication.add(ranks, Collective::all_reduce, steps, steps * 8 * numbers);
+    PredictedCommunication step_end;  // the loss, and DiLoCo's mean of the ranks' norms
+    if (diloco)
+        step_end.add(ranks, Collective::all_reduce, 1, 2 * sizeof(double));
+    else
+        step_end.add_scalar_sum(ranks);
+    run_prediction.communication += step_end.times(steps);
     return run_prediction;
 }
 
-// The same with it: `sync` sums the gradients once a step, or after every micro-batch.
+// Includes them: `sync` sums the gradients once a step, or after every micro-batch.
 inline Prediction predict_run(const Options& options, const Chapter& chapter,
                               const StepShape& shape, const ParameterList& parameters,
                               const GradientSync& sync, const Mesh& mesh) {
@@ -38,11 +41,11 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
     return run_prediction += sync_prediction.times(options.steps * times);
 }
 
-// Advice for the case that `needed` does not fit.
+// Returns advice for the case that `needed` does not fit.
 inline std::string what_needs_less(const Options& options, const Chapter& chapter,
                                    const StepShape& shape, const MemoryEstimate& needed) {
     const int64_t technique_bytes =
-        needed.total() - estimate_memory(shape).total();  // whatever the batch size
+        needed.total() - estimate_memory(shape).total();  // the same for every batch size
     const char* without = chapter.sync.kind == SyncKind::diloco ? "; another --sync needs less"
                           : chapter.every_time(options)         ? "; --no-sync on needs less"
                                                                 : "";
@@ -57,7 +60,7 @@ inline void check_fits(const Options& options, const Chapter& chapter, const Ste
         check_fits(needed, memory_limit(), what_needs_less(options, chapter, shape, needed));
 }
 
-// --estimate: the parameters are only described; nothing is allocated.
+// --estimate: describes the parameters without allocating anything.
 inline void print_estimate(Options options, const Chapter& chapter, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
     const Mesh mesh(ranks, {{"dp", ranks.size()}});

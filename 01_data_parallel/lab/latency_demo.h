@@ -1,5 +1,5 @@
-// --demo latency: what a ring all-reduce's 2(n-1) hops cost, by formula for up to 1,024 ranks, and
-// measured with pretended hops.
+// --demo latency: the cost of a ring all-reduce's 2(n-1) hops, by formula for up to 1,024 ranks,
+// and measured with pretended hops.
 //
 //     t = 2(n-1)/n * S/bw  +  2(n-1) * latency          S bytes on n ranks
 //         transfer: at most     hops: grows with n,
@@ -12,8 +12,8 @@
 // Parallelism", where it says that ring latency begins to limit at about 512 GPUs.
 //
 // Pretended hops: a rank of a ring of N sends 2(N-1) chunks of S/N to its right neighbour, whoever
-// that is. So the ranks that there are make exactly these messages to each other, as a ring of N
-// would; all of N ranks would make them at the same time, each over a link of its own.
+// that is. So the existing ranks send each other exactly the messages that a ring of N ranks would
+// send. All N ranks would send them at the same time, each over a link of its own.
 #pragma once
 
 #include "../6_ring_all_reduce.h"
@@ -22,7 +22,7 @@
 
 namespace ultrascale::data_parallel {
 
-// One hop: bytes/s, and the seconds that it takes besides.
+// One hop: its bandwidth in bytes/s, and its latency in seconds.
 struct Link {
     double bandwidth, latency;
 };
@@ -34,7 +34,8 @@ struct RingSeconds {
 inline RingSeconds ring_seconds(double n, double bytes, const Link& link) {
     return {2 * (n - 1) / n * bytes / link.bandwidth, 2 * (n - 1) * link.latency};
 }
-// Of the plain ring (5_ring_reduce.h): S = `bytes`, links of `bandwidth` bytes/s and `latency` s.
+// The plain ring's time (5_ring_reduce.h) for S = `bytes`, links of `bandwidth` bytes/s and
+// `latency` s.
 inline double ring_reduce_seconds(double n, double bytes, double bandwidth, double latency) {
     return n > 1 ? n * (bytes / bandwidth + latency) : 0;
 }
@@ -43,9 +44,9 @@ inline double ring_break_even(double n, const Link& link) {
     return n * link.bandwidth * link.latency;
 }
 
-// What a rank of a ring of `n` sends, receives and adds in an all-reduce of x (fp32; n must divide
-// it), with this group's neighbours in place of the ring's. x's values become sums of no meaning.
-// `inbox`: room for a chunk.
+// Sends, receives and adds what a rank of a ring of `n` does in an all-reduce of x (fp32; n must
+// divide its size), with this group's neighbours in place of the ring's. x's values become
+// meaningless sums. `inbox` has room for a chunk.
 inline void pretended_ring(const Communicator& group, const Tensor& x, const Tensor& inbox,
                            int64_t n) {
     const int size = group.size(), right = (group.rank() + 1) % size,
@@ -77,7 +78,7 @@ inline void print_grid(const Link& link) {
     }
 }
 
-// A line for each n: the time as a bar of transfer (=) and hops (-).
+// Prints a line for each n: the time as a bar of transfer (=) and hops (-).
 inline void print_curve(double bytes, const Link& link) {
     constexpr double width = 56;
     const double longest = ring_seconds(1024, bytes, link).all();
@@ -92,7 +93,8 @@ inline void print_curve(double bytes, const Link& link) {
     }
 }
 
-// This machine's hop: its latency from the smallest message, its bandwidth from the largest.
+// Measures a hop on this machine: its latency with the smallest message, its bandwidth with the
+// largest.
 inline Link measured_link(const Communicator& world, const Tensor& x, const Tensor& inbox) {
     const auto hop = [&](int64_t count) {
         const Tensor out = x.slice(0, count), in = inbox.slice(0, count);
@@ -111,7 +113,7 @@ inline Link measured_link(const Communicator& world, const Tensor& x, const Tens
 
 }  // namespace ring_latency
 
-// All ranks call it; rank 0 prints. `link`: of the pretended cluster's formula.
+// All ranks call it; rank 0 prints. `link` is a link of the pretended cluster, for the formula.
 inline void demo_ring_latency(const Options& options, const Communicator& world, const Link& link,
                               int64_t largest_bytes) {
     using namespace ring_latency;

@@ -116,8 +116,8 @@ struct Chapter {
     // With --no-sync off gradients are all-reduced after each micro-batch, and the results added
     // up.
     bool every_time(const Options& options) const { return !no_sync && options.grad_accum > 1; }
-    // Also sets sync.nodes: as --node-size pretends; else, with --sync hierarchical, as the
-    // machines are.
+    // Also sets sync.nodes: to the nodes that --node-size pretends; else, with --sync hierarchical,
+    // to the machines.
     void check_and_find_nodes(const Options& options, const Communicator& world) {
         if (sync.kind == SyncKind::diloco && options.save_every > 0)
             user_error(

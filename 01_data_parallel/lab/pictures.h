@@ -1,5 +1,5 @@
-// --svg: timelines.svg, what --compare ran and when, and ring.svg, the ring all-reduce of --demo
-// collectives step by step.
+// --svg: timelines.svg shows what --compare ran and when, ring.svg shows the ring all-reduce of
+// --demo collectives step by step.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,12 +17,12 @@
 
 namespace ultrascale::data_parallel {
 
-// A step of each technique as rank 0's trace recorded it: what was computed, and under it what was
-// communicated meanwhile.
+// A step of each technique as rank 0's trace recorded it: the computation, with the simultaneous
+// communication below it.
 class Timelines {
 public:
-    // Takes from the trace, which has the technique's steps and nothing else, the step that took as
-    // long as the median; the figures are the table's.
+    // Chooses a step from the trace, which contains only the technique's steps: the one that took
+    // as long as the median. The figures are the table's.
     void add(SyncKind kind, const std::string& name, double step_seconds, double exposed_seconds) {
         constexpr const char* ways[] = {"all-reduces after the backward",
                                         "an all-reduce as soon as a gradient is complete",
@@ -91,14 +91,14 @@ public:
 private:
     struct Variant {
         std::string name, way;
-        double step_ms, exposed_ms;  // as the table has them
-        double length_ms = 0;        // of the step that is drawn
+        double step_ms, exposed_ms;  // the table's figures
+        double length_ms = 0;        // the drawn step's
         std::vector<Stretch> computation = {}, communication = {};
         std::string in_words() const {
             return fmt::format("step {:.1f} ms, exposed {:.1f} ms", step_ms, exposed_ms);
         }
     };
-    // From a forward's beginning to the end of the update that follows.
+    // From the beginning of a forward to the end of the update that follows it.
     static std::pair<double, double> step_nearest_to(double seconds) {
         std::pair<double, double> nearest = {0, INFINITY};
         double begin = 0;
@@ -119,8 +119,8 @@ private:
     std::vector<Variant> variants_;
 };
 
-// Rows are moments, columns are ranks. A chunk is a box with as many parts as there are ranks: one
-// is filled once that rank's part is in the sum. All as the demo's tensors held it.
+// Rows are moments, columns are ranks. A chunk is a box with as many parts as there are ranks; a
+// part is filled when that rank's part is in the sum, according to the demo's tensors.
 inline void draw_ring(const std::string& directory, const RingHistory& history) {
     if (directory.empty()) return;
     const int n = int(history[0].values.size());
@@ -182,8 +182,8 @@ inline void draw_ring(const std::string& directory, const RingHistory& history) 
                 const bool arrived = m > 0 && c == (step.received + r) % n;
                 svg.outline(b, {.width = arrived ? 3.0 : 0.75});
                 if (!arrived) continue;
-                // From where it lay one row above, one rank to the left; round the end of the ring
-                // it leaves on the right and comes in on the left.
+                // An arrow comes from the chunk's place one row above and one rank to the left. At
+                // the end of the ring it leaves on the right and enters on the left.
                 const Point to = {b.center().x, b.y - 2};
                 const double from_y = b.y - row + box_height + 2;
                 const Line style = {.width = 1.5};

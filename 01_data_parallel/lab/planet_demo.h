@@ -1,5 +1,5 @@
-// --demo planet: what it would cost to train one model in data centres that are far apart. A
-// calculator: nothing is run.
+// --demo planet: what it would cost to train one model in data centres that are far apart. It only
+// calculates and runs nothing.
 //
 //     site 0 ==== site 1 ==== ... ==== site n-1 ==== back to site 0      `km` of fibre in all
 //
@@ -10,15 +10,14 @@
 //     t = 2(n-1)/n * (S/2) / bw + 2(n-1)/n * km / 200,000        every step; S = params * bytes
 //
 // DiLoCo (9_diloco.h) sends its outer gradient in fp32 once in H steps: t(4 params) / H a step.
-// A step computes for 6 * params * tokens / FLOP/s. Nothing is hidden under it here, so a site
-// stands still for t / (t + step) of the time; what a backward can hide at best is two thirds of a
-// step.
+// A step computes for 6 * params * tokens / FLOP/s. No communication is hidden under it here, so a
+// site idles for t / (t + step) of the time; a backward could hide at most two thirds of a step.
 //
 // The example is Epoch AI's "Could decentralized training solve AI's power problem?" (2025): 23
 // sites with 10 GW on a ring of 4,800 km train 72 T parameters, over fibres of 6 Pbit/s.
 // https://epoch.ai/blog/could-decentralized-training-solve-ais-power-problem
-// Its FLOP/s are ours: 10 GW at 1.4 kW for an H100 with all around it, each at 0.4 * 989.5 TFLOP/s;
-// and so are 100 M tokens a step.
+// We assume the rest: 10 GW at 1.4 kW for an H100 with everything around it, each at 0.4 * 989.5
+// TFLOP/s, and 100 M tokens a step.
 #pragma once
 
 #include <array>
@@ -38,20 +37,21 @@ struct Planet {
     static constexpr double km_per_second = 2e5;  // light in glass: 2/3 of its speed in vacuum
 
     double light() const { return 2 * (sites - 1) / sites * km / km_per_second; }
-    // Seconds of an all-reduce, with `width` bytes a parameter and links of `bandwidth` bytes/s in
-    // each direction.
+    // The seconds of an all-reduce with `width` bytes a parameter and links of `bandwidth` bytes/s
+    // in each direction.
     double all_reduce(double width, double bandwidth) const {
         return 2 * (sites - 1) / sites * params * width / 2 / bandwidth + light();
     }
     double step() const { return 6 * params * tokens / flops; }
     double idle(double seconds) const { return seconds / (seconds + step()); }
-    // The fewest steps between two meetings that leave a site idle for at most `share` of the time.
+    // The fewest steps between two exchanges for which a site idles for at most `share` of the
+    // time.
     double inner_for(double share, double bandwidth) const {
         return std::max(1.0, std::ceil(all_reduce(4, bandwidth) * (1 - share) / share / step()));
     }
 };
 
-// Reads "params=72e12,sites=23"; what is missing keeps its default. UserError.
+// Reads "params=72e12,sites=23"; a missing name keeps its default. Throws UserError.
 inline Planet parse_planet(const std::string& text) {
     Planet planet;
     const std::array<std::pair<const char*, double*>, 7> values = {{{"params", &planet.params},
@@ -86,7 +86,6 @@ inline Planet parse_planet(const std::string& text) {
     return planet;
 }
 
-// Rank 0 prints.
 inline void demo_planet(const Options& options, const Planet& p) {
     constexpr std::pair<double, const char*> links[] = {{400e9, "one network card"},
                                                         {10e12, "a fibre pair of 10 Tbit/s"},

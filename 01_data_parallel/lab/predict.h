@@ -1,4 +1,4 @@
-// What the ways to sum gradients send and hold, by formula: Psi parameters on n ranks.
+// The bytes that each way to sum gradients sends and holds, by formula: Psi parameters on n ranks.
 //
 //     naive, overlap      an all-reduce a parameter             Psi elements in all
 //     bucket              one a bucket                          Psi
@@ -14,9 +14,9 @@
 
 namespace ultrascale::data_parallel {
 
-// What a ring all-reduce of `count` elements communicates: 2(n-1) send_recv calls.
-// This rank sends, in each direction, every chunk but its own once (reduce-scatter) and every chunk
-// but the next rank's once (all-gather).
+// The communication of a ring all-reduce of `count` elements: 2(n-1) send_recv calls. In each
+// direction this rank sends every chunk but its own once (reduce-scatter), and every chunk but the
+// next rank's once (all-gather).
 inline PredictedCommunication::Kind predict_ring_all_reduce(int64_t count, DType dtype, int rank,
                                                             int n, RingDirections directions) {
     if (n == 1) return {};
@@ -49,7 +49,8 @@ inline void add_buckets(Prediction& prediction, const BucketSync& sync, DType wi
         if (bucket.group.size() == 1) continue;
         const int64_t bytes = bucket.elements.size() * dtype_bytes(wire);
         prediction.communication.add(bucket.group, Collective::all_reduce, 1, bytes);
-        // What travels is held from a bucket's start to finish(), so at last for each bucket.
+        // The copies are held from a bucket's start to finish(), so in the end there is one for
+        // each bucket.
         if (copied) prediction.memory.peak_communication += bytes;
     }
 }
@@ -70,7 +71,7 @@ inline void add_hierarchical(Prediction& prediction, const HierarchicalSync& syn
 }
 
 // Adds what one synchronisation sends (except for sum_over_replica_groups()) and what it holds
-// besides the gradients. `gradients`: their dtype; with --estimate they are not allocated.
+// besides the gradients. `gradients` is their dtype; with --estimate they are not allocated.
 inline void add_sums(Prediction& prediction, const GradientSync& sync,
                      const ParameterList& parameters, const Mesh& mesh, DType gradients) {
     const Communicator& ranks = mesh.group({"dp", "cp", "ep"});
@@ -91,8 +92,8 @@ inline void add_sums(Prediction& prediction, const GradientSync& sync,
 inline int64_t outer_steps(const DiLoCoOptions& options, int64_t steps) {
     return (steps + options.inner_steps - 1) / options.inner_steps;
 }
-// Adds what DiLoCo holds for so many parameters, and what a whole run of `steps` steps sends (not
-// every step sends the same).
+// Adds what DiLoCo holds for this many parameters, and what a whole run of `steps` steps sends (the
+// steps differ).
 inline void add_diloco(Prediction& run_prediction, const DiLoCoOptions& options, const Group& ranks,
                        int64_t parameters, int64_t steps) {
     const int64_t meetings = outer_steps(options, steps);

@@ -1,4 +1,4 @@
-// What a run says of itself: its lines in the header, and the sections of its report.
+// A run's lines in the header, and the sections of its report.
 #pragma once
 
 #include "estimate.h"
@@ -6,7 +6,7 @@
 
 namespace ultrascale::data_parallel {
 
-// The bounds of --verify where fp32 gradients are rounded to bf16 on their way. The first loss is
+// The bounds of --verify if fp32 gradients are rounded to bf16 on their way. The first loss is
 // computed before any gradient travels. The gradient's error is that of two roundings, each with a
 // relative error of about 2^-9 / sqrt(3) = 0.0011.
 inline VerifyBounds bounds_of_bf16_on_the_wire() {
@@ -34,8 +34,8 @@ inline TrainingSetup describe_run(const Options& options, const Chapter& chapter
     return what;
 }
 
-// Prints the bytes that a rank sends per token (a step has `tokens` of them on each rank), next to
-// what an all-reduce of the gradients in every step would send.
+// Prints the bytes that a rank sends per token (each rank has `tokens` of them in a step), next to
+// the bytes that an all-reduce of the gradients in every step would send.
 inline void print_savings(Report& report, const DiLoCoOptions& options, int64_t parameters,
                           int64_t steps, int64_t tokens, DType gradients) {
     const int64_t meetings = outer_steps(options, steps);
@@ -53,7 +53,8 @@ inline void print_savings(Report& report, const DiLoCoOptions& options, int64_t 
     report.value("diloco", "all_reduce_sent_bytes_per_token", every_step);
 }
 
-// Returns false if memory or communication differ from their predictions.
+// Prints the report's sections. Returns false if memory or communication differ from their
+// predictions.
 inline bool print_sections(Report& report, const Options& options, const Chapter& chapter,
                            const StepShape& shape, const ParameterList& parameters,
                            const GradientSync& sync, const Mesh& mesh) {

@@ -19,18 +19,18 @@ struct SyncOptions {
     double bucket_mb = 25;  // MiB, PyTorch's default
     ReduceDtype reduce_dtype = ReduceDtype::as_gradients;
     RingDirections ring_directions = RingDirections::one;
-    Nodes nodes = {.ranks = 1};  // of hierarchical
+    Nodes nodes = {.ranks = 1};  // hierarchical's
     DiLoCoOptions diloco;
 
-    DType wire(DType gradients) const {  // what travels
+    DType wire(DType gradients) const {  // the dtype in which gradients travel
         return reduce_dtype == ReduceDtype::as_gradients ? gradients
                : reduce_dtype == ReduceDtype::bf16       ? DType::bf16
                                                          : DType::fp32;
     }
 };
 
-// No communication: each rank keeps its own gradients. The baseline of compare.h; diloco, which
-// communicates weights, has it, too.
+// No communication: each rank keeps its own gradients. It is the baseline of compare.h; diloco,
+// which communicates weights, uses it, too.
 class NoSync : public GradientSync {
 public:
     using GradientSync::GradientSync;
@@ -58,7 +58,7 @@ inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
     return nullptr;
 }
 
-// For the header and the report.
+// The description in the header and the report.
 inline std::string describe(const SyncOptions& options, bool every_micro_batch) {
     const std::string what[] = {
         "naive: an all-reduce per parameter after the backward",

@@ -121,9 +121,9 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
-    // The gradient's norm, and the loss unless one rank has all of it.
-    const int64_t sums = mesh.world().size() > 1 ? 2 : 1;
-    prediction.communication.add(mesh.world(), Collective::all_reduce, sums, sums * 8);
+    // The norm of the shards is summed even if one rank has the only one.
+    prediction.communication.add(mesh.world(), Collective::all_reduce, 1, sizeof(double));
+    prediction.communication.add_scalar_sum(mesh.world());  // the loss
     return prediction;
 }
 

@@ -130,7 +130,7 @@ inline Prediction predict(const StepShape& shape, const TensorOptions& options,
     add_to(prediction, shape, options, parameters, A, rank);
     const Group dp("dp", replicas);
     add_gradient_sums(prediction, parameters, dp, shape.grad_dtype);
-    if (replicas > 1) prediction.communication.add(dp, Collective::all_reduce, 1, 8);  // the loss
+    prediction.communication.add_scalar_sum(dp);  // the loss
     return prediction;
 }
 

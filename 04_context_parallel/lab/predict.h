@@ -194,8 +194,7 @@ inline Prediction predict(const StepShape& shape, const ContextOptions& o,
     add_flops(prediction, shape, parameter_count(shape.config));
     add_attention(prediction, shape, o, A, rank);
     add_gradient_sums(prediction, parameters, summed_over, shape.grad_dtype);
-    if (summed_over.ranks > 1)
-        prediction.communication.add(summed_over, Collective::all_reduce, 1, 8);  // the loss
+    prediction.communication.add_scalar_sum(summed_over);  // the loss
     return prediction;
 }
 

@@ -1,5 +1,5 @@
 // All forward, all backward: rank 0 sends one micro-batch after the other down the pipeline, and
-// backward begins when all have arrived.
+// the backward begins when all have arrived.
 //
 //     rank 0   F0 F1 F2 F3                D0 D1 D2 D3
 //     rank 1      F0 F1 F2 F3          D0 D1 D2 D3

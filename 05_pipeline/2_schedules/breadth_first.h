@@ -1,14 +1,14 @@
-// Breadth-first: a rank holds v stages as in interleaved 1F1B, and takes all micro-batches through
+// Breadth-first: a rank holds v stages as in interleaved 1F1B, and passes all micro-batches through
 // one of them before it begins with the next.
 //
 //     rank 0   F0a F1a F2a F0b F1b F2b                 D0b D1b D2b D0a D1a D2a
 //     rank 1       F0a F1a F2a F0b F1b F2b D0b D1b D2b D0a D1a D2a
 //
-// Bubble: (p-1) (F+D)/v, with m >= p; with fewer, a micro-batch comes round before the rank has
-// more to do, and the bubble is longer. A rank holds the activations of all m micro-batches. What
-// it gains: a stage's gradients are complete after one run of m backwards, and a stage's weights
-// are needed in two runs only, so that sharded data parallelism (ZeRO) communicates once a stage,
-// not once a micro-batch.
+// Bubble: (p-1) (F+D)/v for m >= p; with fewer micro-batches, one comes round before the rank has
+// more to do, and the bubble is longer. A rank holds the activations of all m micro-batches. In
+// return, a stage's gradients are complete after one run of m backwards, and its weights are needed
+// in only two runs. So sharded data parallelism (ZeRO) communicates once a stage, not once a
+// micro-batch.
 // Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022 (arXiv 2211.05953).
 #pragma once
 

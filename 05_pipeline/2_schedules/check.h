@@ -1,7 +1,7 @@
-// Proves that a schedule trains the model: that every micro-batch passes every stage of its copy,
-// that nothing is done before what it needs, that the ranks never wait for each other in a circle,
-// and that nobody holds more activations than allowed. Ranks run their lists in order and receive
-// what they need when they need it, so that all of this follows from the lists.
+// Proves that a schedule trains the model: every micro-batch passes every stage of its copy, no
+// action comes before its inputs, the ranks never wait for each other in a circle, and no rank
+// holds more activations than allowed. Ranks run their lists in order and receive inputs when they
+// need them, so all of this follows from the lists.
 //
 //     rank 0   F0 D0 F1 D1      waits at D0 for rank 1, which does F1 before D0
 //     rank 1   F0 F1 D0 D1      waits at F1 for rank 0, which does D0 before F1: a circle
@@ -19,7 +19,7 @@ class ScheduleCheck {
 public:
     explicit ScheduleCheck(const Schedule& schedule) : schedule_(schedule) {}
 
-    // UserError, in one line with rank and action, for the first fault that is found.
+    // Throws UserError, in one line with rank and action, for the first fault.
     void run(double most_in_flight) {
         stages();
         for (int rank = 0; rank < schedule_.ranks(); ++rank) {
@@ -40,7 +40,7 @@ private:
         return to_string(schedule_, rank, action);
     }
 
-    // Each stage of each copy is on one rank.
+    // Checks that each stage of each copy is on one rank.
     void stages() const {
         const int stages = schedule_.stages, m = schedule_.micro_batches;
         if (m < 1 || stages < 1 || schedule_.ranks() < 1 ||
@@ -72,7 +72,8 @@ private:
             fault("{} micro-batches cannot be shared by two copies of the model", m);
     }
 
-    // A rank's list is complete and in order: of each chunk and micro-batch F, then D or B and W.
+    // Checks that a rank's list is complete and in order: for each chunk and micro-batch F, then D
+    // or B and W.
     void actions(int rank) const {
         const int chunks = int(schedule_.chunks[size_t(rank)].size()), m = schedule_.micro_batches;
         struct Done {
@@ -128,7 +129,7 @@ private:
             }
     }
 
-    // Two actions that run together are a forward and a backward, and neither needs the other.
+    // Checks that two actions that run together are a forward and a backward, and independent.
     void pairs(int rank) const {
         const std::vector<Action>& actions = schedule_.actions[size_t(rank)];
         for (size_t i = 0; i < actions.size(); ++i) {
@@ -148,7 +149,7 @@ private:
         }
     }
 
-    // Runs all lists as far as they go, without looking at the time.
+    // Runs all lists as far as they go, regardless of time.
     void deadlock() const {
         const Dependencies needs(schedule_);
         std::vector<size_t> at(size_t(schedule_.ranks()), 0);  // each rank's next action
@@ -156,7 +157,8 @@ private:
         const auto result = [&](bool backward, int micro_batch, int stage) -> char& {
             return done[size_t((micro_batch * schedule_.stages + stage) * 2 + backward)];
         };
-        // What a rank waits for at its next action, or at the one that runs together with it.
+        // The message that a rank waits for at its next action, or at the one that runs together
+        // with it.
         struct Wait {
             Action action;
             Input input;
@@ -190,7 +192,7 @@ private:
         for (int rank = 0; rank < schedule_.ranks(); ++rank)
             if (at[size_t(rank)] < schedule_.actions[size_t(rank)].size()) hangs(rank, wait);
     }
-    // Follows who waits for whom until a rank comes up again.
+    // Follows from rank to rank who waits for whom, until a rank comes up again.
     template <class WaitOf>
     [[noreturn]] void hangs(int rank, const WaitOf& wait) const {
         std::vector<int> chain;

@@ -1,5 +1,5 @@
-// What an action waits for, and how many activations a rank holds while it goes through its list.
-// Both follow from the schedule alone, whatever the times are.
+// Which result an action waits for, and how many activations a rank holds while it goes through its
+// list. Both follow from the schedule alone, whatever the times are.
 #pragma once
 
 #include <algorithm>
@@ -9,12 +9,13 @@
 
 namespace ultrascale::pipeline {
 
-// The result of a stage that an action of another stage needs. What an action needs of its own
-// stage (D and B their forward, W its B) comes earlier in its rank's list, and needs no waiting.
+// A result of one stage that an action of another stage needs. Results of an action's own stage (D
+// and B need the forward, W needs B) come earlier in the rank's list, so there is nothing to wait
+// for.
 struct Input {
-    bool backward;  // the gradient of a stage's inputs; else its output
+    bool backward;  // the gradient of a stage's inputs; otherwise a stage's output
     int micro_batch, stage;
-    int rank;  // that has the stage
+    int rank;  // which has the stage
 };
 
 class Dependencies {
@@ -25,8 +26,8 @@ public:
     Chunk chunk(int rank, const Action& action) const {
         return schedule_.chunks[size_t(rank)][size_t(action.chunk)];
     }
-    // None: the first stage reads tokens, the last one's backward begins at its own loss, and W
-    // needs nothing from elsewhere.
+    // Empty for the first stage's forward, which reads tokens; for the last stage's backward, which
+    // begins at its own loss; and for W.
     std::optional<Input> input(int rank, const Action& action) const {
         const auto [stage, copy] = chunk(rank, action);
         const bool forward = action.kind == ActionKind::forward;
@@ -43,8 +44,8 @@ private:
 };
 
 // How many micro-batches' activations a rank holds during each of its actions: from F until D or W
-// has ended. A chunk counts as what it is of a rank's share of the model: 1/v. `apart`: actions
-// that could run together are run one after the other.
+// has ended. A chunk counts as its part of a rank's share of the model: 1/v. `apart`: actions that
+// could run together run one after the other.
 inline std::vector<double> in_flight(const Schedule& schedule, int rank, bool apart = false) {
     const std::vector<Action>& actions = schedule.actions[size_t(rank)];
     std::vector<double> held(actions.size());

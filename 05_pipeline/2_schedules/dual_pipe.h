@@ -1,18 +1,18 @@
-// DualPipe: two copies of the model, whose micro-batches enter at either end of the pipeline and
+// DualPipe: two copies of the model, whose micro-batches enter at opposite ends of the pipeline and
 // meet in the middle. Most of the time a rank has a forward of one copy and a backward of the other
 // to do, and could run them together: one computes while the other communicates. (The executor here
-// runs one after the other, see executor.h. The formula below and --simulate take the pair as one
-// action of length F&B = F + D. Run apart, the first one's message leaves earlier, and the ranks
-// wait less: for 1 F at p = 4, not 2.)
+// runs one after the other, see executor.h. The formula below and --simulate count the pair as one
+// action of length F&B = F + D. If they run one after the other, the first one's message leaves
+// earlier, and the ranks wait less: for 1 F at p = 4, not 2.)
 //
 //     rank 0   stage 0 of copy a, stage 3 of copy b       half of the micro-batches enter here
 //     rank 1   stage 1            stage 2
 //     rank 2   stage 2            stage 1
 //     rank 3   stage 3            stage 0                 the other half enters here
 //
-// p ranks and m micro-batches, both even, m >= 2p. Bubble: (p/2-1) (F&B + D - 3W), F&B the time of
-// a forward and a backward that run together. Every rank holds weights twice, and the activations
-// of p+1 micro-batches.
+// p ranks and m micro-batches, both even, m >= 2p. Bubble: (p/2-1) (F&B + D - 3W), where F&B is the
+// time of a forward and a backward that run together. Every rank holds the weights twice, and the
+// activations of p+1 micro-batches.
 // The README's step of 4 ranks, 1369 ms with 1F1B, takes 1081, of which 58 sum the copies.
 // DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (arXiv 2412.19437), section 3.2.1.
 #pragma once
@@ -22,13 +22,13 @@
 
 namespace ultrascale::pipeline {
 
-// Where a rank of DualPipe, or of DualPipeV (dual_pipe_v.h), is. The eight phases below are those
-// into which DeepSeek-AI divide the schedule.
+// The position of a rank in DualPipe, or in DualPipeV (dual_pipe_v.h). The eight phases below are
+// those into which DeepSeek-AI divide the schedule.
 struct DualPipeRank {
-    int below;          // ranks between it and the turning point
+    int below;          // ranks between this one and the turning point
     int above;          // ranks between it and the end where its first chunk's micro-batches enter
-    int main_pairs;     // of the main phase
-    int first, second;  // its chunks: where it begins, and the other
+    int main_pairs;     // pairs in the main phase
+    int first, second;  // its chunks: the one with which it begins, and the other
 };
 
 inline std::vector<Action> dual_pipe_actions(const DualPipeRank& at, std::vector<int> begin) {
@@ -43,14 +43,14 @@ inline std::vector<Action> dual_pipe_actions(const DualPipeRank& at, std::vector
         actions.backward(backward);
     };
 
-    // 1, 2: forwards until the second chunk's first one is back from the turning point.
+    // 1, 2: forwards until the second chunk's first micro-batch is back from the turning point.
     times(2 * at.below, [&](int) { actions.forward(a); });
     times(at.above + 1, [&](int) { actions.forward(a), actions.forward(b); });
-    // 3: the first backwards, taken apart: nothing else can be done yet.
+    // 3: the first backwards, each split in two: nothing else can be done yet.
     times(at.below,
           [&](int) { actions.backward_input(b), actions.backward_weight(), actions.forward(b); });
-    // 4: the main phase. At the turning point the first two run one after the other, so that the
-    // ranks above wait less.
+    // 4: the main phase. At the turning point the first two actions run one after the other, so
+    // that the ranks above wait less.
     times(at.main_pairs, [&](int i) {
         if (i == 0 && at.below == 0)
             actions.forward(a), actions.backward(b);
@@ -58,12 +58,12 @@ inline std::vector<Action> dual_pipe_actions(const DualPipeRank& at, std::vector
             together(a, b);
         together(b, a);
     });
-    // 5: the first chunk has no more forwards.
+    // 5: the first chunk has no forwards left.
     times(at.below, [&](int) {
         actions.backward(b);
         together(b, a);
     });
-    // 6: backwards only, from the middle on taken apart.
+    // 6: only backwards, split in two from the middle on.
     const int drained = at.above + 1;
     bool apart = false;
     const auto drain = [&](int chunk) {
@@ -75,7 +75,7 @@ inline std::vector<Action> dual_pipe_actions(const DualPipeRank& at, std::vector
         apart = apart || i == drained / 2;
         drain(a);
     });
-    // 7, 8: the second halves fill what remains.
+    // 7, 8: the second halves fill the remaining slots.
     times(at.below, [&](int) { actions.backward_weight(), actions.backward_input(a); });
     actions.all_backward_weights();
     return actions.take();

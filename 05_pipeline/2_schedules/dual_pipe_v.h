@@ -1,6 +1,6 @@
-// DualPipeV: DualPipe cut in half. The two directions of DualPipe do the same things, so that half
-// of its ranks suffices if each hands its micro-batches to itself at the turning point: one copy of
-// the model, two chunks a rank, placed as in a V.
+// DualPipeV: DualPipe cut in half. DualPipe's two directions do the same things, so half of its
+// ranks suffice if each passes its micro-batches to itself at the turning point: one copy of the
+// model, two chunks a rank, placed as in a V.
 //
 //     rank 0   stages 0 and 7            micro-batches enter here, and their losses come back
 //     rank 1   stages 1 and 6
@@ -8,7 +8,7 @@
 //     rank 3   stages 3 and 4
 //
 // m >= 2p. The bubble is that of DualPipe on 2p ranks, (p-1) (F&B + D - 3W) with the times of a
-// chunk; the activations are those of 2p+1 chunks of half a rank, p + 1/2 micro-batches.
+// chunk. The activations are those of 2p+1 chunks of half a rank: p + 1/2 micro-batches.
 // The README's step of 4 ranks, 1081 ms with DualPipe, takes 1057.
 // Qi, Wan and Lin, "DualPipe Could Be Better Without the Dual", 2025; DeepSeek-AI's implementation,
 // 2025 (github.com/deepseek-ai/DualPipe).

@@ -4,15 +4,15 @@
 //     rank 0   F0a F1a F0b F1b F2a D0b F3a D1b F2b D0a F3b D1a D2b D3b D2a D3a
 //     rank 1   F0a F1a F0b D0b F1b D1b F2a D0a F3a D1a F2b D2b F3b D3b D2a D3a
 //
-// Micro-batches come in groups of N, p <= N <= m: a rank takes a group through chunk a, then
-// through chunk b, ..., then the next group; backward the same from the last chunk to the first.
-// N = p is depth-first; the larger N, the later a message is needed, and the more activations a
-// rank holds: (2 (p-1-r) + (v-1) N + 1) / v micro-batches, never more than m.
-// Bubble: (p-1) (F+D)/v, F and D a whole rank's. Messages: v times as many.
+// Micro-batches come in groups of N, p <= N <= m. A rank passes a group through chunk a, then
+// through chunk b, ..., then the next group; backward does the same from the last chunk to the
+// first. N = p is depth-first. The larger N, the later a message is needed, and the more
+// activations a rank holds: (2 (p-1-r) + (v-1) N + 1) / v micro-batches, never more than m. Bubble:
+// (p-1) (F+D)/v, where F and D are a whole rank's. There are v times as many messages.
 // The README's step of 4 ranks, 1369 ms with 1F1B, takes 1184 with v = 2.
 //
-// m must be a multiple of N. A micro-batch is back for its next chunk after p ranks, and a last
-// group with fewer than p micro-batches gives a rank nothing else to do until then.
+// m must be a multiple of N. A micro-batch is back for its next chunk after p ranks; if the last
+// group had fewer than p micro-batches, a rank would have nothing to do until then.
 //
 // Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", 2021 (arXiv
 // 2104.04473), section 2.2; a free N: "The Llama 3 Herd of Models", 2024 (2407.21783), section
@@ -25,8 +25,9 @@
 
 namespace ultrascale::pipeline {
 
-// The order in which forward takes the chunks of all micro-batches; backward with the chunks in
-// reverse. A last group may have fewer than N: schedules.h refuses it, a test shows why.
+// The order in which forward passes all micro-batches through the chunks; backward takes the chunks
+// in reverse. A last group may have fewer than N micro-batches: schedules.h refuses it, and a test
+// shows why.
 inline std::vector<Action> interleaved_pass(ActionKind kind, int micro_batches, int chunks,
                                             int group) {
     // exercise 05.3 begin: groups; in a group chunk by chunk; backward from the last chunk

@@ -1,13 +1,13 @@
-// Naive pipeline parallelism: one micro-batch after the other passes all stages and comes back. One
-// rank works at a time.
+// Naive pipeline parallelism: one micro-batch after the other passes all stages and comes back.
+// Only one rank works at a time.
 //
 //     rank 0   F0                   D0 F1                   D1
 //     rank 1      F0             D0       F1             D1
 //     rank 2         F0       D0             F1       D1
 //     rank 3            F0 D0                   F1 D1
 //
-// A step takes m p (F+D), of which each rank works m (F+D): a bubble of m (p-1) (F+D). A rank holds
-// the activations of one micro-batch.
+// A step takes m p (F+D). Each rank works for m (F+D) of it, so the bubble is m (p-1) (F+D). A rank
+// holds the activations of one micro-batch.
 #pragma once
 
 #include "placement.h"

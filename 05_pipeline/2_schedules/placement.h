@@ -1,4 +1,4 @@
-// Which stages a rank holds: the three ways that schedules place them.
+// Which stages a rank holds: three ways in which schedules place them.
 //
 //     p = 4      looped, v = 2      V            two copies
 //     rank 0     0 4                0 7          0 3'
@@ -39,7 +39,6 @@ inline Placement both_directions(int ranks) {
     return placement;
 }
 
-// A schedule without actions yet.
 inline Schedule empty_schedule(std::string name, int micro_batches, Placement placement) {
     int stages = 0;
     for (const auto& rank_chunks : placement)

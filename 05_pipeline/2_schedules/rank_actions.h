@@ -1,5 +1,5 @@
-// A rank's list of actions as generators write it: micro-batches are taken in order, so that a rule
-// ("three forwards, then forward and backward in turn") can be written down as it is said.
+// A generator's list of a rank's actions. Micro-batches are taken in order, so a rule ("three
+// forwards, then forward and backward in turn") can be written down as it is said.
 #pragma once
 
 #include <deque>
@@ -12,19 +12,19 @@ namespace ultrascale::pipeline {
 
 class RankActions {
 public:
-    // The micro-batch that each chunk begins with: 0, but for the second copy of DualPipe.
+    // The micro-batch with which each chunk begins: 0, except for DualPipe's second copy.
     explicit RankActions(std::vector<int> first) : forward_(first), backward_(std::move(first)) {}
 
     void forward(int chunk = 0) { add(ActionKind::forward, forward_[size_t(chunk)]++, chunk); }
-    // The whole backward of a chunk's next micro-batch.
+    // Adds the whole backward of a chunk's next micro-batch.
     void backward(int chunk = 0) { add(ActionKind::backward, backward_[size_t(chunk)]++, chunk); }
-    // Its first half; the second half waits in a queue.
+    // Adds the first half of a backward; the second half waits in a queue.
     void backward_input(int chunk = 0) {
         const int micro_batch = backward_[size_t(chunk)]++;
         add(ActionKind::backward_input, micro_batch, chunk);
         waiting_.push_back({ActionKind::backward_weight, micro_batch, chunk});
     }
-    // The half that has waited longest.
+    // Adds the half that has waited longest.
     void backward_weight() {
         if (waiting_.empty()) user_error("a schedule has a W before the B that it belongs to");
         actions_.push_back(waiting_.front());
@@ -33,7 +33,7 @@ public:
     void all_backward_weights() {
         while (!waiting_.empty()) backward_weight();
     }
-    // The action added last runs together with the one that comes next.
+    // Lets the action added last run together with the next one.
     void with_next() { actions_.back().with_next = true; }
 
     std::vector<Action> take() { return std::move(actions_); }

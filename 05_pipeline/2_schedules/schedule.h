@@ -1,6 +1,6 @@
-// A pipeline's schedule as data: for each rank the list of what it does, in order. What the plain
-// loop does (1_plain_1f1b.h) is one such list. A generator (one_f_one_b.h, zbv.h, ...) writes it,
-// check.h proves that it can run, simulate.h predicts how long it takes, executor.h runs it.
+// A pipeline's schedule as data: for each rank, the list of its actions in order. The plain loop
+// (1_plain_1f1b.h) performs one such list. A generator (one_f_one_b.h, zbv.h, ...) writes the list,
+// check.h proves that it can run, simulate.h predicts how long it takes, and executor.h runs it.
 //
 //     stages 0 1 2 3: consecutive layers of the model, each on one rank
 //
@@ -25,11 +25,11 @@ enum class ActionKind : char {
     backward_input = 'B',
     backward_weight = 'W'
 };
-// Gives the gradient that the stage before waits for.
+// Whether it computes the gradient that the stage before waits for.
 inline bool sends_back(ActionKind kind) {
     return kind == ActionKind::backward || kind == ActionKind::backward_input;
 }
-// The last use of what forward saved.
+// Whether it is the last to use what forward saved.
 inline bool frees(ActionKind kind) {
     return kind == ActionKind::backward || kind == ActionKind::backward_weight;
 }
@@ -37,9 +37,9 @@ inline bool frees(ActionKind kind) {
 struct Action {
     ActionKind kind;
     int micro_batch;
-    int chunk = 0;  // which of its rank's chunks
-    // Runs together with the next action, one's segments between the other's (DualPipe's overlap of
-    // a forward with a backward).
+    int chunk = 0;  // the index among its rank's chunks
+    // Runs together with the next action: the segments of one run between those of the other
+    // (DualPipe's overlap of a forward with a backward).
     bool with_next = false;
     bool operator==(const Action&) const = default;
 };
@@ -53,7 +53,6 @@ struct Chunk {
     bool operator==(const Chunk&) const = default;
 };
 
-// Where a stage is.
 struct StageLocation {
     int rank, chunk;
     bool operator==(const StageLocation&) const = default;
@@ -72,11 +71,11 @@ struct Schedule {
         for (const auto& rank_chunks : chunks) held += rank_chunks.size();
         return int(held) / stages;
     }
-    // The first copy takes the first half of the micro-batches.
+    // The copy that a micro-batch passes: the first half belongs to the first copy.
     int copy_of(int micro_batch) const {
         return int(int64_t(micro_batch) * copies() / micro_batches);
     }
-    // Where each stage of each copy is: locations()[copy][stage].
+    // The place of each stage of each copy: locations()[copy][stage].
     std::vector<std::vector<StageLocation>> locations() const {
         std::vector<std::vector<StageLocation>> found(
             size_t(copies()), std::vector<StageLocation>(size_t(stages), {-1, -1}));
@@ -89,7 +88,7 @@ struct Schedule {
     }
 };
 
-// "F3"; "F3b" where a rank has several chunks.
+// "F3"; "F3b" if a rank has several chunks.
 inline std::string to_string(const Action& action, bool several_chunks) {
     std::string words = char(action.kind) + std::to_string(action.micro_batch);
     if (several_chunks) words += char('a' + action.chunk);
@@ -98,7 +97,7 @@ inline std::string to_string(const Action& action, bool several_chunks) {
 inline std::string to_string(const Schedule& schedule, int rank, const Action& action) {
     return to_string(action, schedule.chunks[size_t(rank)].size() > 1);
 }
-// All that a rank does: "F0 F1 D0 D1".
+// All actions of a rank: "F0 F1 D0 D1".
 inline std::string to_string(const Schedule& schedule, int rank) {
     std::string line;
     bool together = false;

@@ -4,16 +4,16 @@
 //     0: F0 F1 D0 F2 D1 D2
 //     1: F0 D0 F1 D1 F2 D2
 //
-// Rank r holds stage r, unless the file says which stages each rank has. Then actions name the
+// Rank r holds stage r, unless the file says which stages each rank has. Actions then name the
 // chunk by its letter, in the order of the stages:
 //
 //     stages: 0 3 | 1 2
 //     0: F0a F1a F0b B0b W0b ...
 //     1: F0a F0b B0b ...
 //
-// A plus sign joins two actions that run together (F4a+D1b). A stage with an apostrophe belongs to
-// the second copy of a model that is there twice: "stages: 0 1' | 1 0'"; that copy takes the second
-// half of the micro-batches. What follows a # is a comment.
+// A plus sign joins two actions that run together (F4a+D1b). If the model exists twice, a stage
+// with an apostrophe belongs to the second copy: "stages: 0 1' | 1 0'". That copy takes the second
+// half of the micro-batches. A # begins a comment.
 #pragma once
 
 #include <charconv>
@@ -32,7 +32,7 @@ public:
     // `text` is the file's content. Errors begin with its name and the line.
     ScheduleReader(const std::string& file, std::string_view text) : file_(file), text_(text) {}
 
-    // UserError where a line cannot be read. Whether the schedule can run, check.h says.
+    // Throws UserError if a line cannot be read. check.h says whether the schedule can run.
     Schedule read() {
         for (std::string_view rest = text_; !rest.empty();) {
             const size_t end = std::min(rest.find('\n'), rest.size());
@@ -142,7 +142,7 @@ private:
         return action;
     }
 
-    // Gives actions without a letter the only chunk that their rank has.
+    // Gives actions without a letter their rank's only chunk.
     void letters(int rank, List& list) {
         line_ = list.line;
         const int chunks = int(stages_[size_t(rank)].size());
@@ -182,7 +182,7 @@ private:
     std::map<int, List> lists_;  // by rank
 };
 
-// Reads and checks. UserError: one line that says where and what.
+// Reads and checks a schedule. Throws UserError, one line that names the place and the fault.
 inline Schedule read_schedule(const std::string& path) {
     const MappedFile file(path);
     Schedule schedule = ScheduleReader(path, file.text()).read();
@@ -190,7 +190,7 @@ inline Schedule read_schedule(const std::string& path) {
     return schedule;
 }
 
-// As such a file: what read_schedule() reads again as the same schedule.
+// The text of such a file, from which read_schedule() reads the same schedule again.
 inline std::string schedule_text(const Schedule& schedule) {
     std::string text = fmt::format("# {}: {} ranks, {} micro-batches\nstages:", schedule.name,
                                    schedule.ranks(), schedule.micro_batches);

@@ -1,4 +1,4 @@
-// All schedules by name (--schedule), and what each of them can take.
+// All schedules by name (--schedule), and the sizes that each of them accepts.
 #pragma once
 
 #include <string>
@@ -21,16 +21,16 @@
 namespace ultrascale::pipeline {
 
 struct ScheduleOptions {
-    int chunks = 0;  // --chunks: a rank's stages, where the schedule leaves the choice; 0: 2
+    int chunks = 0;  // --chunks: a rank's stages, if the schedule leaves the choice; 0: 2
     int group = 0;   // --group: interleaved's micro-batches a group; 0: p
 };
 
-// What there is to know about a schedule before it is made.
+// A schedule's properties, known before it is made.
 struct ScheduleKind {
     std::string_view name;
     bool takes_chunks = false, takes_group = false;
-    // UserError, in one line that begins with --schedule, where the schedule cannot run so many
-    // micro-batches on so many ranks. Options are complete: no 0.
+    // Throws UserError, in one line that begins with --schedule, if the schedule cannot run this
+    // many micro-batches on this many ranks. Options are complete: none is 0.
     void (*check)(int ranks, int micro_batches, const ScheduleOptions&);
     Schedule (*make)(int ranks, int micro_batches, const ScheduleOptions&);
 };
@@ -92,7 +92,7 @@ inline void check_dual_pipe_v(int p, int m, const ScheduleOptions&) {
             format_count(m, "micro-batch"), 2 * p, format_count(p, "rank"), 2 * p);
 }
 
-// In the order in which the chapter tells them.
+// In the order in which the chapter introduces them.
 inline constexpr ScheduleKind all[] = {
     {.name = "naive",
      .check = takes_all,
@@ -135,14 +135,14 @@ inline constexpr ScheduleKind all[] = {
 
 }  // namespace schedules
 
-// The names that --schedule takes, besides optimal and file:PATH.
+// The names that --schedule accepts, besides optimal and file:PATH.
 inline std::vector<std::string> schedule_names() {
     std::vector<std::string> names;
     for (const ScheduleKind& kind : schedules::all) names.emplace_back(kind.name);
     return names;
 }
 
-// UserError if there is no such schedule.
+// Throws UserError if there is no such schedule.
 inline const ScheduleKind& schedule_kind(std::string_view name) {
     if (name == "plain")
         user_error(
@@ -158,7 +158,7 @@ inline const ScheduleKind& schedule_kind(std::string_view name) {
         name, known);
 }
 
-// A schedule of a student (file:PATH), which must be for these sizes.
+// Reads a student's schedule (file:PATH), which must fit these sizes.
 inline Schedule schedule_of_file(const std::string& path, int ranks, int micro_batches) {
     if (path.empty())
         user_error(
@@ -174,11 +174,11 @@ inline Schedule schedule_of_file(const std::string& path, int ranks, int micro_b
     return schedule;
 }
 
-// A step of more micro-batches would be a list of actions that takes seconds to make.
+// With more micro-batches a step would be a list of actions that takes seconds to make.
 inline constexpr int most_micro_batches = 100'000;
 
-// The schedule that --schedule names (all but optimal, which needs times: optimal.h). UserError, in
-// one line, if it does not exist for these sizes.
+// The schedule that --schedule names (all but optimal, which needs times: optimal.h). Throws
+// UserError, in one line, if it does not exist for these sizes.
 inline Schedule make_schedule(std::string_view name, int ranks, int micro_batches,
                               ScheduleOptions options = {}) {
     if (micro_batches > most_micro_batches)

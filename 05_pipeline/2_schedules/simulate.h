@@ -1,9 +1,10 @@
-// How long a schedule takes: every rank does its list in order, and begins with an action as soon
-// as the one before it has ended and what it needs has arrived.
+// Simulates how long a schedule takes. Every rank works through its list in order, and begins an
+// action as soon as the one before it has ended and its input has arrived.
 //
-// Two bubbles come out of it. A step's: how long a rank is idle from the step's begin until the
-// last rank has ended. A rank's own: how long it is idle between its first action and its last;
-// that is what is lost where no barrier ends the step (5_post_validation.h).
+// It computes two bubbles. A step's bubble is the time for which a rank is idle from the beginning
+// of the step until the last rank has ended. A rank's own bubble is the time for which it is idle
+// between its first action and its last; this is lost even if no barrier ends the step
+// (5_post_validation.h).
 #pragma once
 
 #include <algorithm>
@@ -14,7 +15,7 @@
 
 namespace ultrascale::pipeline {
 
-// What a stage takes for one micro-batch, in seconds or any other unit.
+// The times of a stage for one micro-batch, in seconds or any other unit.
 struct StageCost {
     double forward, backward_input, backward_weight;
     double of(ActionKind kind) const {
@@ -26,17 +27,18 @@ struct StageCost {
 };
 struct Costs {
     std::vector<StageCost> stages;
-    double hop = 0;  // from the end of an action until its result is at another rank
-    // Instead, if given: how long each message occupies the link from rank r to r + 1, or back; the
-    // last one is that between the last rank and the first. A link carries one after the other.
+    double hop = 0;  // from the end of an action until another rank has its result
+    // Used instead, if given: how long each message occupies the link from rank r to r + 1, or
+    // back; the last link is between the last rank and the first. A link carries one message after
+    // the other.
     std::vector<double> links = {};
     double update = 0;  // after the last action
-    // What two actions that run together take, relative to one after the other: less than 1 if one
-    // computes while the other communicates.
+    // The time of two actions that run together, relative to one after the other: less than 1 if
+    // one computes while the other communicates.
     double together = 1;
-    bool apart = false;  // runs them one after the other
+    bool apart = false;  // such actions run one after the other
 
-    // The model's F, B and W, a rank's share, spread over all stages of a schedule evenly.
+    // A rank's share of the model's F, B and W, spread evenly over the stages of a schedule.
     static Costs even(const Schedule& schedule, const StageCost& rank_cost, double hop = 0) {
         const double share = double(schedule.ranks()) / schedule.stages;
         return {.stages = std::vector<StageCost>(
@@ -56,14 +58,14 @@ struct TimedAction {
 
 struct Simulation {
     std::vector<std::vector<TimedAction>> ranks;  // in order
-    double seconds = 0;                           // of the step, with the update
-    // Of each rank: how long it works, how long it is idle in the step and between its first and
-    // last action, and how many micro-batches' activations it holds at most.
+    double seconds = 0;                           // the step's, with the update
+    // For each rank: the time for which it works, the time for which it is idle in the step and
+    // between its first and last action, and the most micro-batches whose activations it holds.
     std::vector<double> work, step_bubble, own_bubble, peak_in_flight;
 
     double worst_own_bubble() const { return *std::ranges::max_element(own_bubble); }
     double peak() const { return *std::ranges::max_element(peak_in_flight); }
-    // The average over ranks. (All have the same if their stages cost the same.)
+    // The average over ranks. (All ranks have the same bubble if their stages cost the same.)
     double mean_step_bubble() const {
         return std::accumulate(step_bubble.begin(), step_bubble.end(), 0.0) /
                double(step_bubble.size());
@@ -72,13 +74,13 @@ struct Simulation {
 
 class Simulator {
 public:
-    // The schedule is one that check_schedule() accepts.
+    // check_schedule() must accept the schedule.
     Simulator(const Schedule& schedule, const Costs& costs)
         : schedule_(schedule), costs_(costs), needs_(schedule) {
         check(int(costs.stages.size()) == schedule.stages, "a cost for each stage");
     }
 
-    // `begin`: when each rank begins; empty: all at 0.
+    // `begin`: when each rank begins. Empty: all begin at 0.
     Simulation run(std::vector<double> begin = {}) {
         const size_t ranks = size_t(schedule_.ranks());
         begin.resize(ranks, 0.0);
@@ -102,12 +104,12 @@ public:
 private:
     static constexpr double not_yet = -1;
 
-    // When the result was ready at its own rank.
+    // When the result was ready at the rank that computed it.
     double& done(bool backward, int micro_batch, int stage) {
         return done_[(size_t(micro_batch) * size_t(schedule_.stages) + size_t(stage)) * 2 +
                      backward];
     }
-    // When a rank has what an action needs; not_yet if that has not been computed.
+    // When a rank has an action's input; not_yet if the input has not been computed.
     double arrival(int rank, const Action& action) {
         const auto input = needs_.input(rank, action);
         if (!input) return 0;
@@ -124,7 +126,7 @@ private:
         }
         return at;
     }
-    // The next action of a rank, or two that run together, if it can begin.
+    // Runs the next action of a rank, or two that run together, if it can begin.
     bool run_next(int rank, std::vector<TimedAction>& ran) {
         const std::vector<Action>& actions = schedule_.actions[size_t(rank)];
         if (ran.size() == actions.size()) return false;
@@ -169,10 +171,10 @@ private:
     const Schedule& schedule_;
     const Costs& costs_;
     Dependencies needs_;
-    std::vector<double> free_;  // since when each rank has nothing to do
+    std::vector<double> free_;  // when each rank became idle
     std::vector<double> done_;  // by (micro-batch, stage, pass)
-    // With links: when a result was at the rank that needs it, and since when each link, in each
-    // direction, has nothing to carry.
+    // With links: when a result was at the rank that needs it, and when each link became idle in
+    // each direction.
     std::vector<double> arrived_, link_free_;
 };
 

@@ -1,6 +1,6 @@
 // V-Half: half of 1F1B's activations and half of its bubble. Stages are placed as a V (zbv.h), and
-// what a rank does for one micro-batch is a block of six actions, which repeats every six time
-// slots. How soon a block's next action follows decides how long activations are held:
+// a rank's six actions for one micro-batch form a block, which repeats every six time slots. How
+// soon a block's next action follows decides how long activations are held:
 //
 //     slot     0  1  2  3  4  5  6  7  8  9  10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25
 //     rank 0   Fa                            Fb          Bb                               Ba
@@ -14,10 +14,10 @@
 // slots, a rank holds those of about p chunks, half of what 1F1B's rank 0 holds; never more than
 // (p+2)/2 micro-batches, rounded down. (With twelve slots it would be ZB-V, with four V-Min.)
 //
-// The steady state stays as it is. Before and after it, where few micro-batches are under way,
-// slots are empty: actions move to earlier ones if that needs no more memory, and in the end B's go
-// before W's. With few micro-batches there is no steady state, and all move.
-// The README's step of 4 ranks, 1369 ms with 1F1B, takes 1113, with 3 micro-batches held, not 4.
+// The steady state remains unchanged. Before and after it, when few micro-batches are under way,
+// slots are empty: actions move to earlier slots if that needs no more memory, and at the end B's
+// come before W's. With few micro-batches there is no steady state, and all actions move. The
+// README's step of 4 ranks, 1369 ms with 1F1B, takes 1113, and 3 micro-batches are held, not 4.
 // Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv 2405.15362), section 4.
 #pragma once
 
@@ -84,14 +84,14 @@ private:
     };
     int limit() const { return (ranks_ + 2) / 2 * 2; }  // in chunks
 
-    // When a rank does its first micro-batch's F and B. Of an even number of ranks, the last waits
-    // three slots more with backward: else two parts of different micro-batches would meet in a
-    // slot.
+    // The slots of a rank's F's and B's for its first micro-batch. If the number of ranks is even,
+    // the last rank waits three slots more before backward: otherwise parts of two micro-batches
+    // would meet in a slot.
     std::array<int, 4> block(int rank) const {
         const int p = ranks_, turn = p % 2 == 0 ? 3 : 0;
         return {2 * rank, 3 * p - 2 - rank, 3 * p - 1 + turn + 2 * rank, 6 * p - 2 + turn - rank};
     }
-    // Every six slots the same; each W in the first free slot after its B.
+    // Repeats the block every six slots, and puts each W into the first free slot after its B.
     void repeat_block(int rank) {
         Line& line = lines_[size_t(rank)];
         for (std::vector<int>& part_slots : line.at) part_slots.resize(size_t(micro_batches_));
@@ -116,7 +116,7 @@ private:
         line.at[slot.part][size_t(slot.micro_batch)] = slot.at;
         plan_.push_back(slot);
     }
-    // The W's of these B's, of one rank, the oldest first.
+    // Inserts the W's of these B's of one rank, the oldest first.
     void fill_after(std::vector<Slot> backwards) {
         std::ranges::sort(backwards, {}, &Slot::at);
         for (const Slot& b : backwards) {
@@ -126,8 +126,7 @@ private:
         }
     }
 
-    // The first slot in which an action finds what it needs, if its predecessors stay where they
-    // are.
+    // The first slot in which an action finds its input, if its predecessors stay where they are.
     int earliest(const Slot& slot) const {
         const int r = slot.rank, last = ranks_ - 1;
         const auto after = [&](int rank, int part, int micro_batch) {
@@ -147,8 +146,8 @@ private:
         }
         return 0;
     }
-    // One action after the other goes to the earliest empty slot, if it may move and its rank never
-    // holds more than the limit.
+    // Moves one action after the other to the earliest empty slot, if it may move and its rank
+    // never holds more than the limit.
     void move_earlier(const std::function<bool(const Slot&)>& may_move) {
         std::ranges::sort(plan_, [](const Slot& a, const Slot& b) {
             return std::tie(a.at, a.part, a.rank) < std::tie(b.at, b.part, b.rank);
@@ -169,7 +168,7 @@ private:
             slot.at = line.at[slot.part][size_t(slot.micro_batch)] = to;
         }
     }
-    // Takes the W's after each rank's last forward out of the plan: they can wait.
+    // Takes the W's after each rank's last forward out of the plan, since they can wait.
     std::vector<Slot> take_last_weights() {
         std::vector<Slot> taken;
         std::erase_if(plan_, [&](const Slot& slot) {
@@ -193,7 +192,7 @@ private:
 
     int ranks_, micro_batches_;
     size_t slots_;
-    std::vector<Line> lines_;  // of each rank
+    std::vector<Line> lines_;  // one for each rank
     std::vector<Slot> plan_;
 };
 

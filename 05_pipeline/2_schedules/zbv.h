@@ -1,16 +1,16 @@
 // ZB-V: zero bubble in the memory of 1F1B. A rank holds two chunks, placed as a V: rank 0 has the
-// first stage and the last, so that it can begin with a micro-batch's backward as soon as the
-// micro-batch has come back, and every rank holds activations for equally long.
+// first stage and the last, so it can begin a micro-batch's backward as soon as the micro-batch has
+// come back, and every rank holds activations for equally long.
 //
 //     rank 0   Fa Fa Fa Fa Fa Fb Bb Wb Fb Bb Wb Fb Bb Wb Fa Ba Wa Fb Bb Wb Fa ...
 //     rank 1      Fa Fa Fa Fb Fa Fb Bb Wb Fb Bb Wb Fa Ba Wa Fb Bb Wb Fa Ba Wa ...
 //     rank 2         Fa Fb Fa Fb Fa Fb Bb Wb Fa Ba Wa Fb Bb Wb Fa Ba Wa Fb ...
 //
 // Warm-up: 2 (p-r) - 1 times Fa; r times Fb Fa; p-r times Fb Bb Wb. Then Fa Ba Wa and Fb Bb Wb in
-// turn. In the end, B's first: r times Ba Bb, then p-r times Ba Wa, then the W's that are left.
-// Its own bubble is 0 at F = B = W; every rank holds p micro-batches. Where m < 2p, the rule for 2p
-// micro-batches is carried out without those that do not exist.
-// The README's step of 4 ranks, 1118 ms with ZB-H1 and as many activations, takes 1062.
+// turn. At the end B's come first: r times Ba Bb, then p-r times Ba Wa, then the remaining W's. A
+// rank's own bubble is 0 at F = B = W; every rank holds p micro-batches. If m < 2p, the rule for 2p
+// micro-batches applies, without the micro-batches that do not exist. The README's step of 4 ranks,
+// 1118 ms with ZB-H1 and as many activations, takes 1062.
 // Qi et al., "Pipeline Parallelism with Controllable Memory", 2024 (arXiv 2405.15362).
 #pragma once
 

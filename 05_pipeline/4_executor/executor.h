@@ -1,7 +1,7 @@
-// Runs a schedule on a rank: walks over its actions, whatever they are. It replaces the plain loop
-// (1_plain_1f1b.h), which can do one order only; tests compare both, to the bit. A send happens
-// after the action that makes the message, in Messages::output_of(), and nowhere else; it goes its
-// way while the rank computes.
+// Runs a schedule on a rank: walks through its actions, whatever they are. It replaces the plain
+// loop (1_plain_1f1b.h), which can run only one order; tests compare both, to the bit. A message is
+// sent after the action that produces it, in Messages::output_of() and nowhere else, and travels
+// while the rank computes.
 //
 //     for each action:   post receives, let go of what was sent     messages.h
 //                        wait for the input                         x, or dy
@@ -9,9 +9,9 @@
 //                        send the output                            y, or dx
 //
 // Each micro-batch in flight has its own saved activations for each chunk, from its F to its D or
-// W. Two actions that run together in DualPipe (with_next) run one after the other here: within one
-// device's layers nothing is communicated that the other action could hide, so that to take turns
-// layer by layer would only delay the first one's message. (With expert parallelism it pays.)
+// W. Two actions that run together in DualPipe (with_next) run one after the other here: inside one
+// device's layers there is no communication that the other action could hide, so taking turns layer
+// by layer would only delay the first one's message. (With expert parallelism it pays.)
 #pragma once
 
 #include <deque>
@@ -26,7 +26,7 @@
 namespace ultrascale::pipeline {
 
 // When a step's actions ran, on now_seconds()' clock, without the waits for their inputs; and when
-// the update that followed had ended.
+// the following update had ended.
 struct StepTimes {
     std::vector<Timestamp> begins, ends;  // by the action's index
     Timestamp updated;
@@ -34,7 +34,7 @@ struct StepTimes {
 
 class Executor {
 public:
-    // All of these must live as long.
+    // All arguments must live as long as the executor.
     Executor(const Schedule& schedule, const MessagePlan& plan, RankStages& stages,
              Messages& messages, int rank, const Pretend& pretend = {})
         : schedule_(schedule),
@@ -44,8 +44,8 @@ public:
           provisional_(plan.provisional(rank)),
           pretend_(pretend) {}
 
-    // Forward and backward of a step's micro-batches. Gradients and step.loss then hold what this
-    // rank's stages contribute.
+    // Runs forward and backward of a step's micro-batches. Afterwards gradients and step.loss hold
+    // the contribution of this rank's stages.
     void run(Step& step, Hooks* hooks = nullptr) {
         step.call_hooks({hooks});
         if (times_.empty() && device_is_gpu()) {
@@ -69,23 +69,23 @@ public:
         messages_.before(int(actions_.size()));
         check(in_flight_.empty(), "a schedule ends with micro-batches in flight");
     }
-    // If set (5_post_validation.h), is called after a step's first forwards, and returns whether
-    // they ran on wrong weights: then they run again.
+    // If set (5_post_validation.h), it is called after a step's first forwards, and returns whether
+    // they ran on wrong weights; if so, they run again.
     std::function<bool()> confirm = {};
-    // Called after kernels were loaded, for whoever counts what runs.
+    // Called after kernels were loaded, for code that counts what runs.
     std::function<void()> kernels_loaded = [] {};
-    // To be called after the update, for its time.
+    // Call it after the update, to record its time.
     void updated() { times_.back().updated = Timestamp::in(compute_stream()); }
-    // In how many steps the first forwards ran twice.
+    // The number of steps in which the first forwards ran twice.
     int64_t repeated() const { return repeated_; }
-    // With pretended times: the share of them in which something was computed.
+    // With pretended times: the share of them during which something was computed.
     double computed_share() const { return computed_ / pretended_; }
-    // Of the last steps.
+    // The number of steps whose times are kept.
     static constexpr size_t kept_steps = 10;
     const std::deque<StepTimes>& times() const { return times_; }
 
 private:
-    // What the first forwards did.
+    // Undoes the effects of the first forwards.
     void forget(const Step& step) {
         ++repeated_;
         messages_.forget_provisional(provisional_);
@@ -145,7 +145,7 @@ private:
     const std::vector<Action>& actions_;
     RankStages& stages_;
     Messages& messages_;
-    int provisional_;  // the first actions, before confirm()
+    int provisional_;  // the number of actions before confirm()
     Pretend pretend_;
     std::map<std::pair<int, int>, InFlight> in_flight_;  // by micro-batch and chunk
     int64_t repeated_ = 0;

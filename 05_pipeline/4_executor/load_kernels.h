@@ -1,14 +1,14 @@
-// Before the first step on a GPU, each rank runs all that it will launch, once and for itself.
+// Before the first step on a GPU, each rank runs all kernels that it will launch, once and alone.
 //
 // CUDA loads a kernel when it is first launched, and for that it may wait until the device is idle.
 // But here a stream may be waiting for a message that another rank sends only after it has received
-// one of this rank's next messages, which this rank would launch after the loading: nobody could
-// ever go on. (CUDA's programming guide, "Lazy loading", describes it for kernels that wait for
-// each other.) The host waits for the device, too, when it times cuBLAS's kernels for a product
-// that it meets for the first time. After it everything is loaded and chosen.
+// one of this rank's next messages, which this rank would launch after the loading: neither could
+// ever continue. (CUDA's programming guide, "Lazy loading", describes it for kernels that wait for
+// each other.) The host also waits for the device when it times cuBLAS's kernels for a product that
+// it meets for the first time. After this run every kernel is loaded and chosen.
 //
-// A micro-batch's gradients of weights are stored, the next one's are added to them: these are
-// other products, so each chunk runs two micro-batches.
+// The first micro-batch's gradients of weights are stored, the next one's are added to them. These
+// are different products, so each chunk runs two micro-batches.
 #pragma once
 
 #include "../3_stages.h"
@@ -20,8 +20,8 @@
 
 namespace ultrascale::pipeline {
 
-// Storage for parameters that have none yet (those that 02_zero gathers and reduces around their
-// use), and their state before, which is put back at its end.
+// Lends storage to parameters that have none yet (those that 02_zero gathers and reduces around
+// their use). Its destructor restores their state.
 class ScratchStorage {
 public:
     ScratchStorage(ParameterList& parameters, DType values, DType grads) : parameters_(parameters) {
@@ -35,7 +35,7 @@ public:
     ScratchStorage(const ScratchStorage&) = delete;
 
 private:
-    // One after the other, as some must be neighbours (q, k, v).
+    // They lie one after the other, since some must be neighbours (q, k, v).
     void lend(Tensor Parameter::*member, DType dtype) {
         std::vector<Parameter*> missing;
         for (const auto& p : parameters_)
@@ -48,8 +48,8 @@ private:
     std::vector<Parameter> before_;
 };
 
-// `shape`, `dtype`: of a message, (B, T, h). Afterwards all is as before: nothing was counted, no
-// gradient has begun.
+// `shape` and `dtype` are those of a message, (B, T, h). Afterwards everything is as before:
+// nothing was counted, and no gradient has begun.
 inline void load_kernels(RankStages& stages, const Schedule& schedule, Step& step,
                          const Shape& shape, DType dtype) {
     const Untraced untraced;

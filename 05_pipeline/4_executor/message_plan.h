@@ -1,21 +1,21 @@
-// Which messages a schedule needs, and when each rank makes room for them: known before the step
-// begins, since the schedule is.
+// Which messages a schedule needs, and when each rank makes room for them. Both are known before
+// the step begins, since the schedule is.
 //
 //     rank 0   | F0 | F1 | F2 | F3 |     sends x0 after F0, and has let go of it before F2, which
 //                   ....x0....           makes the message after the next one to rank 1
 //     rank 1   |    | F0 | F1 | F2 |     has posted the receive of x0 before its own F0
 //
-// When is a receive posted? Not too late, or the sender must hold its tensor longer; not too early,
-// as from then on it occupies memory. The schedule is simulated once, with F = B = W = 1, D = 2 and
-// messages that take no time. The receive is posted one action ahead of the one during which the
+// When is a receive posted? If it is too late, the sender must hold its tensor longer; if it is too
+// early, it occupies memory longer. The schedule is simulated once, with F = B = W = 1, D = 2 and
+// messages that take no time. The receive is posted one action before the one during which the
 // message arrives there.
 //
-// When does a sender let its tensor go? Before it makes the message after the next one to the same
+// When does a sender free its tensor? Before it makes the message after the next one to the same
 // rank, it waits until this one has been received. So two may be under way, and the wait costs
 // nothing unless a hop lasts longer than that.
 //
-// It cannot deadlock: in the simulation every receive is posted before anyone waits for it, and
-// other times do not change the order of anybody's actions. And what a rank holds follows from the
+// It cannot deadlock: in the simulation every receive is posted before any rank waits for it, and
+// other times do not change the order of any rank's actions. A rank's memory follows from the
 // schedule alone, so it can be predicted.
 #pragma once
 
@@ -31,15 +31,15 @@ namespace ultrascale::pipeline {
 
 // The output of a stage's forward, or the gradient of its input, on its way to a neighbour.
 struct Message {
-    int from, to;       // ranks; equal if a rank hands it to another of its own chunks
+    int from, to;       // ranks; equal if a rank passes it to another of its own chunks
     int made_by, for_;  // actions of these ranks, by their index
     bool local() const { return from == to; }
 };
 
 class MessagePlan {
 public:
-    // The schedule is one that check_schedule() accepts. post_validation: what a step's first
-    // forwards do can be done again, see provisional().
+    // check_schedule() must accept the schedule. post_validation: a step's first forwards can be
+    // repeated, see provisional().
     explicit MessagePlan(const Schedule& schedule, bool post_validation = false)
         : schedule_(schedule), provisional_(size_t(schedule.ranks()), 0) {
         find_messages();
@@ -50,16 +50,17 @@ public:
 
     const std::vector<Message>& messages() const { return messages_; }
     int actions(int rank) const { return int(schedule_.actions[size_t(rank)].size()); }
-    // "F3": after the action that makes it.
+    // "F3", named after the action that makes the message.
     std::string name(int message) const {
         const Message& m = messages_[size_t(message)];
         return to_string(schedule_, m.from, schedule_.actions[size_t(m.from)][size_t(m.made_by)]);
     }
-    // By rank and action: the message that it takes in or hands on, as an index; -1: none.
+    // By rank and action: the index of the message that the action takes in or sends; -1: none.
     int input(int rank, int action) const { return input_[size_t(rank)][size_t(action)]; }
     int output(int rank, int action) const { return output_[size_t(rank)][size_t(action)]; }
-    // What a rank does before an action: receives to post, in the order in which their senders
-    // send; and outputs to let go of, when they have gone. Index actions.size(): after the last.
+    // A rank's tasks before an action: the receives to post, in the order in which their senders
+    // send, and the outputs to free when they have been received. Index actions.size(): after the
+    // last action.
     const std::vector<int>& posts(int rank, int action) const {
         return posts_[size_t(rank)][size_t(action)];
     }
@@ -68,11 +69,11 @@ public:
     }
     // With post-validation (5_post_validation.h): how many of a rank's first actions run before it
     // knows whether its weights are right. They are forwards, and need nothing but such forwards of
-    // other ranks. No receive of another message is posted before their end, and nothing is let go
-    // of, so that all of them can be done again.
+    // other ranks. Before their end no receive of any other message is posted, and nothing is
+    // freed, so all of them can be repeated.
     int provisional(int rank) const { return provisional_[size_t(rank)]; }
     bool provisional(const Message& m) const { return m.made_by < provisional(m.from); }
-    // The ordered pairs of ranks of which the first one sends to the second one.
+    // The ordered pairs of ranks in which the first sends to the second.
     std::vector<std::pair<int, int>> links() const {
         std::vector<std::pair<int, int>> pairs;
         for (const Message& m : messages_)
@@ -83,7 +84,7 @@ public:
     }
 
 private:
-    // An action's place: its kind (forward or backward), micro-batch and stage.
+    // An action's key: its kind (forward or backward), micro-batch and stage.
     using Key = std::tuple<bool, int, int>;
 
     void find_messages() {
@@ -128,7 +129,7 @@ private:
         }
     }
 
-    // The first forwards of each rank, as long as their inputs come from such forwards.
+    // Finds the first forwards of each rank, as long as their inputs come from such forwards.
     void find_provisional() {
         for (size_t r = 0; r < provisional_.size(); ++r)
             while (provisional_[r] < int(schedule_.actions[r].size()) &&
@@ -147,7 +148,7 @@ private:
             posts_.emplace_back(actions.size() + 1);
             releases_.emplace_back(actions.size() + 1);
         }
-        // Of each pair of ranks, in the sender's order.
+        // For each pair of ranks, in the sender's order.
         std::map<std::pair<int, int>, std::vector<int>> by_link;
         for (int m = 0; m < int(messages_.size()); ++m)
             by_link[{messages_[size_t(m)].from, messages_[size_t(m)].to}].push_back(m);
@@ -157,7 +158,7 @@ private:
             if (from == to) continue;
             int latest = int(schedule_.actions[size_t(to)].size());
             std::vector<int> post(sent.size());
-            for (size_t k = sent.size(); k-- > 0;) {  // no later than the ones behind it
+            for (size_t k = sent.size(); k-- > 0;) {  // no later than those behind it
                 const Message& m = messages_[size_t(sent[k])];
                 const double comes = end_[size_t(from)][size_t(m.made_by)];
                 const auto& begins = begin_[size_t(to)];

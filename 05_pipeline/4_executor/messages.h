@@ -4,12 +4,12 @@
 //             <== to 0 ==                a receive that waits for its message holds up nothing else
 //
 // NCCL runs the calls of a group one after another, and a posted receive blocks those behind it.
-// (Two ranks that each wait for the other's message in front of their own send would hang.) So what
-// goes from a to b has a group of its own, in which a only sends and b only receives, both in the
-// order in which a's schedule produces it. When the receives are posted, and when a sent tensor is
-// let go of, message_plan.h has worked out before the step.
+// (Two ranks that each wait for the other's message before their own send would hang.) So the
+// messages from a to b have a group of their own, in which a only sends and b only receives, both
+// in the order in which a's schedule produces them. message_plan.h has worked out before the step
+// when receives are posted and when a sent tensor is freed.
 //
-// A receive waits for its message for as long as an action lasts, so on GPUs a link has a mailbox
+// A receive may wait for its message as long as an action lasts, so on GPUs a link has a mailbox
 // (comm.h): NCCL's receive would occupy multiprocessors all that time.
 #pragma once
 
@@ -25,8 +25,9 @@ namespace ultrascale::pipeline {
 
 class Messages {
 public:
-    // All ranks of `pp` call it. `shape`, `dtype`: of a message, (B, T, h). The plan must live as
-    // long. hop_seconds: on top of its real time every message takes so long (pretend.h).
+    // All ranks of `pp` call it. `shape` and `dtype` are those of a message, (B, T, h). The plan
+    // must live as long as this object. hop_seconds: the time that every message takes in addition
+    // to its real time (pretend.h).
     Messages(const Communicator& pp, const MessagePlan& plan, Shape shape, DType dtype,
              double hop_seconds = 0)
         : plan_(plan),
@@ -34,7 +35,7 @@ public:
           shape_(std::move(shape)),
           dtype_(dtype),
           hop_seconds_(hop_seconds) {
-        // A split makes the groups of several pairs at once, as long as no rank is in two of them.
+        // One split creates the groups of several pairs, as long as no rank is in two of them.
         std::vector<std::pair<int, int>> left = plan.links();
         while (!left.empty()) {
             std::vector<int> color(size_t(pp.size()), -1), peer = color;
@@ -71,12 +72,12 @@ public:
     // The memory of the links' mailboxes, on GPUs that have them (comm.h).
     int64_t mailboxes() const { return mailboxes_; }
 
-    // To be called before an action: posts receives, and lets go of what has been sent by then.
+    // Call it before an action: posts receives, and frees what has been sent by then.
     void before(int action) {
         for (const int m : plan_.posts(rank_, action)) post(m);
         for (const int m : plan_.releases(rank_, action)) leaving_.erase(m);  // waits
     }
-    // Returns what an action works on, when it has come: (B, T, h), or an empty tensor.
+    // Returns an action's input when it has arrived: (B, T, h), or an empty tensor.
     Tensor input_of(int action) {
         const int m = plan_.input(rank_, action);
         if (m < 0) return {};
@@ -85,7 +86,6 @@ public:
         arriving.work.wait();
         return std::move(arriving.x);
     }
-    // Hands on an action's output.
     void output_of(int action, Tensor x) {
         const int m = plan_.output(rank_, action);
         if (m < 0) return;
@@ -104,8 +104,8 @@ public:
         leaving_.emplace(m, link.group.send(std::move(x), 1 - link.group.rank(), link.stream));
     }
 
-    // Forgets what provisional actions have sent and received (message_plan.h), as all ranks do,
-    // before they run again. They have ended; `next` is the action after them.
+    // Forgets what provisional actions have sent and received (message_plan.h); all ranks do so
+    // before these actions run again. They have ended, and `next` is the action after them.
     void forget_provisional(int next) {
         for (int action = next; action <= plan_.actions(rank_); ++action)
             for (const int m : plan_.posts(rank_, action))
@@ -117,7 +117,8 @@ public:
     }
 
 private:
-    // The first message of a group: NCCL connects its ranks then, and the host waits for both.
+    // Sends the first message of a group: NCCL connects its ranks then, and the host waits for
+    // both.
     void connect(const Communicator& group, bool sends) const {
         const Tensor x = Tensor::zeros({1}, DType::fp32, Memory::workspace);
         sends ? group.send(x, 1 - group.rank()) : group.recv(x, 1 - group.rank());

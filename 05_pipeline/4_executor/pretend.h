@@ -1,9 +1,9 @@
-// --pretend: actions and messages that take as long as they are told to, so that ranks which share
-// a processor show the bubbles of ranks that have one each.
+// --pretend: actions and messages take a prescribed time, so ranks that share a processor show the
+// bubbles of ranks that have one each.
 //
-// The model is computed all the same, but a small one: an action ends at its start + its time, and
-// sleeps until then; a message arrives at its sender's end + hop. Waiting for a message sleeps too.
-// What is left is the schedule's own time, with the executor's real order of messages.
+// A small model is still computed, but an action ends at its start + its time, and sleeps until
+// then; a message arrives at its sender's end + hop. A wait for a message sleeps, too. The result
+// is the schedule's own time, with the executor's real order of messages.
 #pragma once
 
 #include <chrono>
@@ -15,11 +15,12 @@
 namespace ultrascale::pipeline {
 
 struct Pretend {
-    // Seconds for a p-th of the model (p: ranks), and of a message. All 0: nothing is pretended.
+    // The seconds for a p-th of the model (p: the number of ranks), and for a message. If all are
+    // 0, nothing is pretended.
     double forward = 0, backward_input = 0, backward_weight = 0, hop = 0;
     bool on() const { return forward > 0; }
 
-    // Of an action on one of `stages` stages: with two stages a rank, half as long.
+    // The time of an action on one of `stages` stages: with two stages a rank, half as long.
     double seconds(ActionKind kind, int ranks, int stages) const {
         const double share = double(ranks) / stages;
         switch (kind) {
@@ -32,7 +33,6 @@ struct Pretend {
     }
 };
 
-// Sleeps until now_seconds() is `seconds`.
 inline void sleep_until_seconds(double seconds) {
     const std::chrono::duration<double> left(seconds - now_seconds());
     if (left.count() > 0) std::this_thread::sleep_for(left);

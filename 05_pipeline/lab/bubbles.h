@@ -1,5 +1,5 @@
-// The report's section about time: the two bubbles of chapter 05, as simulated and as measured, how
-// long a message takes beside the work, and the schedule drawn.
+// The report's section about time: the two bubbles of chapter 05, simulated and measured, the time
+// of a message compared with the work, and a drawing of the schedule.
 //
 //     the step's bubble    a rank is idle from the first rank's first F until the last one is done
 //     a rank's own bubble  idle between its own first F and its last D or W: all that is left if no
@@ -19,11 +19,11 @@
 
 namespace ultrascale::pipeline {
 
-// What a run's report says of its time. Rank 0 prints.
+// The part of a run's report about its time. Rank 0 prints.
 struct Bubbles {
     const Schedule& schedule;
     const std::vector<Stage>& stages;
-    const Costs& costs;  // by which it was simulated
+    const Costs& costs;  // the costs with which it was simulated
     Simulation simulated, measured;
     bool pretended;
 
@@ -54,7 +54,7 @@ struct Bubbles {
         if (report.full()) print_ranks();
     }
 
-    // Each stage's F, B and W (F and D where backward is not taken apart), and each rank's bubbles.
+    // Prints each stage's F, B and W (F and D if backward is not split), and each rank's bubbles.
     void print_ranks() const {
         const bool whole = std::ranges::all_of(
             costs.stages, [](const StageCost& cost) { return cost.backward_weight == 0; });
@@ -81,7 +81,8 @@ struct Bubbles {
                               measured.own_bubble[r] * 1e3, measured.peak_in_flight[r]));
     }
 
-    // The schedule as it ran; with few ranks, or if `both`, above it as it was simulated.
+    // Draws the schedule as it ran; with few ranks, or if `both`, the simulated schedule stands
+    // above it.
     void draw(bool both) const {
         const double until = std::max(last_end(simulated) - first_begin(simulated),
                                       last_end(measured) - first_begin(measured));
@@ -94,7 +95,7 @@ struct Bubbles {
         print(timeline_legend(schedule, until));
     }
 
-    // In percent of a rank's work, the mean over the ranks.
+    // The bubble in percent of a rank's work, averaged over the ranks.
     static double share(const Simulation& s) {
         const double work =
             std::accumulate(s.work.begin(), s.work.end(), 0.0) / double(s.work.size());
@@ -102,14 +103,14 @@ struct Bubbles {
     }
 };
 
-// Does a message hide under the work of the stage that waits for it? After the playbook's appendix
-// (A3): the time of seq * mbs * h elements on their way, over that of the next stage's 32 h^2 FLOP
-// per token and layer, so
+// Prints whether a message is hidden under the work of the stage that waits for it. The playbook's
+// appendix (A3) divides the time for which seq * mbs * h elements travel by that of the next
+// stage's 32 h^2 FLOP per token and layer, so
 //
 //     ratio = FLOP/s / (32 h * layers of the next stage * elements/s)
 //
-// The formula is for a model of 16 h^2 weights a layer. The measured ratio is that of a hop to
-// the F of the stage where it is shortest.
+// The formula is for a model of 16 h^2 weights a layer. The measured ratio is that of a hop to the
+// F of the fastest stage.
 inline void print_message_ratio(Report& report, const StepShape& shape,
                                 const std::vector<Stage>& stages, const Costs& costs) {
     const double tokens = double(shape.micro_batch) * double(shape.seq),
@@ -130,7 +131,7 @@ inline void print_message_ratio(Report& report, const StepShape& shape,
     report.value("bubbles", "hop_over_forward_by_formula", formula);
 }
 
-// What a simulation takes for F, B, W and hop: the pretended times, or the measured ones.
+// The simulation's times for F, B, W and hop: the pretended ones, or the measured ones.
 inline Costs pretended_costs(const Schedule& schedule, const Pretend& pretend) {
     Costs costs = Costs::even(
         schedule, {pretend.forward, pretend.backward_input, pretend.backward_weight}, pretend.hop);
@@ -145,7 +146,7 @@ inline Costs costs_of(const Timeline& timeline, const Schedule& schedule, const 
     return costs;
 }
 
-// A pretended time is right only where computing is a small part of it.
+// Pretended times are right only if computing takes a small part of them.
 inline void print_computed(Report& report, const Executor& executor) {
     const double share = largest_of_ranks(Communicator::world(), executor.computed_share());
     print(fmt::format("  a rank computed for at most {:.1f} % of the pretended time{}", 100 * share,
@@ -153,7 +154,8 @@ inline void print_computed(Report& report, const Executor& executor) {
     report.value("bubbles", "computed_share", share);
 }
 
-// The whole section, after a run that the executor ran. With --svg: a picture, schedule.svg.
+// Prints the whole section, after a run of the executor. With --svg it draws a picture,
+// schedule.svg.
 inline void report_time(Report& report, const Pipeline& pipeline, const Options& options,
                         const RunAs& as) {
     const Schedule& schedule = pipeline.schedule;

@@ -1,6 +1,6 @@
-// --compare: a few steps with every schedule that can take these ranks and micro-batches, and one
-// table: time, both bubbles, the activations of the rank that holds the most, and that the loss is
-// the same.
+// --compare: runs a few steps with every schedule that accepts these ranks and micro-batches, and
+// prints one table: time, both bubbles, the activations of the rank that holds the most, and
+// whether the loss is the same.
 #pragma once
 
 #include "../2_schedules/schedules.h"
@@ -14,8 +14,8 @@ struct Compared {
     std::string name;
     Measured measured;
     Costs costs;
-    std::optional<Simulation> simulated, ran;  // none of the plain loop, which records no actions
-    double activations = 0, in_flight = 0;  // the most that a rank holds, bytes and micro-batches
+    std::optional<Simulation> simulated, ran;  // empty for the plain loop, which records no actions
+    double activations = 0, in_flight = 0;     // a rank's most, bytes and micro-batches
     double loss;
     bool as_predicted;
 };
@@ -51,7 +51,7 @@ inline void print_row(Report& report, const Compared& c) {
                 {"as_predicted", c.as_predicted}});
 }
 
-// A few steps with one schedule. All ranks call it.
+// Runs a few steps with one schedule. All ranks call it.
 inline Compared run_one(const Options& options, const StepShape& shape, const Schedule& schedule,
                         const std::vector<Stage>& stages, const RunAs& as, const DataLoader& loader,
                         const TrainStep& train_step) {
@@ -85,7 +85,7 @@ inline Compared run_one(const Options& options, const StepShape& shape, const Sc
     return c;
 }
 
-// The schedule of this name, with those of the sizes that it takes.
+// The schedule of this name, with those sizes that it accepts.
 inline Schedule schedule_with(const std::string& name, int ranks, int micro_batches,
                               const ScheduleOptions& sizes) {
     const ScheduleKind& kind = schedule_kind(name);
@@ -95,7 +95,7 @@ inline Schedule schedule_with(const std::string& name, int ranks, int micro_batc
 }
 
 // Returns false if a schedule's memory or messages differ from their prediction, or its loss from
-// the first one's. All ranks call it; rank 0 prints.
+// the first schedule's. All ranks call it; rank 0 prints.
 inline bool compare_schedules(const Options& options, int pp, const ScheduleOptions& sizes,
                               const std::string& split, const Pretend& pretend,
                               const StepShape& shape, const TrainStep& train_step) {
@@ -115,7 +115,7 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
     double first_loss = 0, apart = 0;
     std::vector<std::string> left_out;
     std::vector<std::string> names = schedule_names();
-    if (!pretend.on()) names.insert(names.begin(), "plain");  // it takes its own time
+    if (!pretend.on()) names.insert(names.begin(), "plain");  // it cannot pretend
     for (const std::string& name : names) {
         std::optional<Compared> c;
         try {

@@ -1,11 +1,11 @@
-// Where a model is cut: so that every stage costs about the same.
+// Where a model is cut, so that every stage costs about the same.
 //
 //     embedding | layer 0 ... layer L-1 | norm, head         cost 0 | 1 each | V h / (a layer's)
 //     |----- stage 0 -----|--- 1 ---|-- 2 --|-- stage 3 --|
 //
 // Layers cannot be cut, and the slowest stage sets the pace. So stages are cut by cost and not by
-// count: Llama-3-8B's output head has the weights of 2.4 layers, and costs about 2.2; so the last
-// stage gets fewer of them. The embedding is a look-up and costs nothing.
+// number of layers: Llama-3-8B's output head has the weights of 2.4 layers, and costs about 2.2, so
+// the last stage gets fewer layers. The embedding is a look-up and costs nothing.
 #pragma once
 
 #include <limits>
@@ -16,12 +16,11 @@
 
 namespace ultrascale::pipeline {
 
-// FLOPs per token, by what a schedule can take apart.
-//
-// A layer's: two FLOPs for each weight of a linear in forward, in the gradient of its input and in
-// that of its weight. Attention has no weights; of its T x T scores half are masked. Its backward
-// consists of 2.5 times as many products as its forward if it computes the scores again (flash),
-// otherwise of twice as many.
+// FLOPs per token of a layer, separated into the parts that a schedule can split. A linear takes
+// two FLOPs for each weight in forward, in the gradient of its input and in the gradient of its
+// weight. Attention has no weights; half of its T x T scores are masked. Its backward consists of
+// 2.5 times as many products as its forward if it computes the scores again (flash), otherwise of
+// twice as many.
 inline StageCost layer_cost(const StepShape& shape) {
     const LlamaConfig& c = shape.config;
     const double h = double(c.hidden), products = 2 * h * double(2 * c.q_size() + 2 * c.kv_size()) +
@@ -48,9 +47,9 @@ inline double total(const StageCost& cost) {
     return cost.forward + cost.backward_input + cost.backward_weight;
 }
 
-// --split auto: of all ways to cut, one whose most expensive stage is cheapest; among those, the
-// most even one. Dynamic programming over (stages, layers): best[s][l] is for s stages that hold
-// the first l layers.
+// --split auto: among all ways to cut, one whose most expensive stage is cheapest; among those, the
+// most even one. It is found by dynamic programming over (stages, layers): best[s][l] is for s
+// stages that hold the first l layers.
 inline std::vector<int64_t> cut_by_cost(const StepShape& shape, int stages) {
     const int64_t L = shape.config.layers;
     const double layer = total(layer_cost(shape)), head = total(head_cost(shape));
@@ -79,8 +78,8 @@ inline std::vector<int64_t> cut_by_cost(const StepShape& shape, int stages) {
     return best_cut(slowest * (1 + 1e-9), true).second;
 }
 
-// The stages that --split asks for: "auto", or the number of layers of each stage ("6,5,5").
-// UserError if the model cannot be cut so.
+// The stages that --split asks for: "auto", or the number of layers of each stage ("6,5,5"). Throws
+// UserError if the model cannot be cut in this way.
 inline std::vector<Stage> cut(const StepShape& shape, int stages, const std::string& split) {
     const int64_t L = shape.config.layers;
     if (stages > L)

@@ -1,10 +1,10 @@
-// A timeline in the terminal: two lines a rank, what it does and for which micro-batch.
+// A timeline in the terminal: two lines a rank, its actions and their micro-batches.
 //
 //     rank 0   FFFFFFFF............DDDDFFDDDDFF      a column is a moment; dots: the rank is idle
 //              00112233............00004411115       the last digit of the micro-batch
 //
-// Letters are capitals for a rank's first chunk and small for its second, and so on in turn. Two
-// actions that run together take turns.
+// Letters are capital for a rank's first chunk and small for its second, and so on in turn. Two
+// actions that run together alternate.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@
 
 namespace ultrascale::pipeline {
 
-// When a timeline begins: 0 if it was simulated; what a clock said if it was measured.
+// When a timeline begins: 0 if it was simulated, the clock's time if it was measured.
 inline double first_begin(const Simulation& timeline) {
     double first = std::numeric_limits<double>::infinity();
     for (const auto& rank_actions : timeline.ranks)
@@ -33,15 +33,14 @@ inline double last_end(const Simulation& timeline) {
     return last;
 }
 
-// Seconds as people read them.
 inline std::string time_words(double time) {
     return time >= 1 || time == 0 ? fmt::format("{:.3g} s", time)
            : time >= 1e-3         ? fmt::format("{:.3g} ms", time * 1e3)
                                   : fmt::format("{:.3g} us", time * 1e6);
 }
 
-// The drawing's lines, none longer than 100 columns. `until`: how much time the whole width stands
-// for, so that two timelines can be compared; 0: as long as this one takes.
+// The drawing's lines, none longer than 100 columns. `until` is the time that the whole width
+// represents, so that two timelines can be compared; 0: as long as this one takes.
 inline std::vector<std::string> draw_timeline(const Simulation& timeline, double until = 0,
                                               int columns = 88) {
     const double first = first_begin(timeline);
@@ -73,7 +72,7 @@ inline std::vector<std::string> draw_timeline(const Simulation& timeline, double
     return lines;
 }
 
-// What the letters mean, and how long a column is; for below a drawing.
+// The meaning of the letters and the length of a column, to be printed below a drawing.
 inline std::string timeline_legend(const Schedule& schedule, double until, int columns = 88) {
     bool whole = false, apart = false, chunks = false;
     for (int rank = 0; rank < schedule.ranks(); ++rank) {

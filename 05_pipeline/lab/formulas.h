@@ -16,8 +16,8 @@
 //     v-half          about half of 1f1b's      as the step's      -               (p+2)/2 at most
 //
 // F&B is the time of a forward and a backward that run together, here their sum. Hops take no time.
-// The paper's own bubble of zb-h2 is (p-1) (F+B-2W). Where W > F, B-F is longer: while the first B
-// comes up to rank 0, p-1 ranks, the rank has p-1 forwards to fill the time.
+// The paper's own bubble of zb-h2 is (p-1) (F+B-2W). If W > F, B-F is longer: while the first B
+// comes up p-1 ranks to rank 0, that rank has only p-1 forwards to fill the time.
 #pragma once
 
 #include <algorithm>
@@ -31,10 +31,10 @@ namespace ultrascale::pipeline {
 
 struct Formulas {
     std::optional<double> step_bubble, own_bubble;  // where exact
-    std::optional<double> peak;  // of the rank that holds most, in micro-batches, where exact
+    std::optional<double> peak;  // of the rank that holds most, in micro-batches, if exact
 };
 
-// Options are complete: no 0. `cost`: of a rank's whole share of the model.
+// Options are complete: none is 0. `cost`: of a rank's whole share of the model.
 inline Formulas formulas(std::string_view name, int ranks, int micro_batches,
                          const ScheduleOptions& options, const StageCost& cost) {
     const double p = ranks, m = micro_batches, v = options.chunks, n = options.group;

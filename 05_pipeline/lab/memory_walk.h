@@ -1,13 +1,13 @@
-// What a rank's activations take during a step: the schedule walked through as executor.h does it,
-// with bytes instead of tensors.
+// Predicts a rank's activations during a step: walks through the schedule as executor.h does, with
+// bytes instead of tensors.
 //
 //     in flight      F: + what forward keeps     B: + what linears need for their weights
 //                    D, B: - what forward kept   W: - that
 //     messages       from the moment at which a receive is posted, or until a sent tensor is let go
 //     at work        what the action needs besides
 //
-// 1F1B's rank r has min(p-r, m) micro-batches in flight, ZB-H2's up to 2p-1; the embedding's stage
-// and the head's hold more or less than the others, and so do stages with more layers.
+// 1F1B's rank r has min(p-r, m) micro-batches in flight, ZB-H2's up to 2p-1. The embedding's and
+// the head's stage hold more or less than the others, and so do stages with more layers.
 #pragma once
 
 #include <functional>
@@ -26,13 +26,12 @@ inline LocalSizes stage_sizes(const StepShape& shape, const Stage& stage) {
     return sizes;
 }
 
-// A message's, (B, T, h).
+// The bytes of a message, (B, T, h).
 inline double message_bytes(const StepShape& shape) {
     return double(shape.micro_batch) * double(shape.seq) * double(shape.config.hidden) *
            double(dtype_bytes(shape.model.dtype));
 }
 
-// Bytes of one micro-batch on a stage.
 struct StageActivations : StageBytes {
     double message = 0;  // its input or output
 };
@@ -42,11 +41,11 @@ inline StageActivations stage_activations(const StepShape& shape, const Stage& s
 
 struct MemoryWalk {
     double peak = 0;                // bytes
-    double most_in_flight = 0;      // micro-batches, of which a chunk is the 1/v-th part
+    double most_in_flight = 0;      // in micro-batches; a chunk counts as 1/v
     std::vector<double> in_flight;  // the same after each action
 };
 
-// `bytes_of` gives those of an action's micro-batch on its chunk.
+// Returns the bytes of an action's micro-batch on its chunk.
 using BytesOfAction = std::function<const StageActivations&(const Action&)>;
 inline MemoryWalk walk_memory(const Schedule& schedule, const MessagePlan& plan, int rank,
                               const BytesOfAction& bytes_of) {
@@ -87,7 +86,7 @@ inline MemoryWalk walk_memory(const Schedule& schedule, const MessagePlan& plan,
     return walk;
 }
 
-// The same for stages whose micro-batches are all alike. `stages`: all of the model's.
+// For stages whose micro-batches are all alike. `stages`: all of the model's stages.
 inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
                               const MessagePlan& plan, const std::vector<Stage>& stages, int rank) {
     std::vector<StageActivations> chunk_activations;
@@ -98,8 +97,7 @@ inline MemoryWalk walk_memory(const StepShape& shape, const Schedule& schedule,
     });
 }
 
-// The same for the plain loop (1_plain_1f1b.h), which has one message under way, or one in each
-// direction.
+// For the plain loop (1_plain_1f1b.h), which has one message under way, or one in each direction.
 inline MemoryWalk walk_plain(const StepShape& shape, const std::vector<Stage>& stages,
                              int micro_batches, int rank) {
     const int p = int(stages.size()), m = micro_batches, warmup = std::min(p - 1 - rank, m);

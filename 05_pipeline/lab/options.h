@@ -11,7 +11,8 @@
 
 namespace ultrascale::pipeline {
 
-// Reads "F=40,B=40,W=20,hop=2", in milliseconds; what is missing keeps that default. UserError.
+// Reads "F=40,B=40,W=20,hop=2", in milliseconds; a missing name keeps its default. Throws
+// UserError.
 inline Pretend parse_pretend(const std::string& text) {
     Pretend pretend{
         .forward = 0.040, .backward_input = 0.040, .backward_weight = 0.020, .hop = 0.002};
@@ -46,8 +47,8 @@ struct Chapter {
     int pp = 0;  // ranks of a pipeline; 0: all
     std::string schedule = "1f1b";
     ScheduleOptions sizes;
-    // With a schedule from a file or the optimal one: for how many micro-batches' activations a
-    // rank has room. 0: as many as the file needs; as there are ranks.
+    // With a schedule from a file or the optimal one: how many micro-batches' activations a rank
+    // has room for. 0: as many as the file needs, or as there are ranks.
     int in_flight = 0;
     int solver_seconds = 60;
     std::string split = "auto", pretended, simulated;
@@ -103,7 +104,7 @@ struct Chapter {
             .reads({"--json", "--html", "--schedule"}, "what it simulates stands in its value");
     }
 
-    // Checks what does not depend on the model.
+    // Checks the options that do not depend on the model.
     void check(const Options& options) {
         const int ranks = Communicator::world().size();
         if (!simulated.empty()) options.refuse_figures("--simulate");
@@ -128,7 +129,7 @@ struct Chapter {
         if (is_optimal() && options.estimate)
             user_error("--schedule optimal: --estimate cannot measure the times that it needs");
     }
-    // The plain loop knows no actions, so that what needs them is refused.
+    // The plain loop has no actions, so options that need actions are refused.
     void check_plain(const Options& options) const {
         const auto refuse = [](const char* option, const char* why) {
             user_error("{}: --schedule plain {}; use 1f1b, the same order as a schedule", option,
@@ -142,8 +143,8 @@ struct Chapter {
     }
     Pretend pretend() const { return pretended.empty() ? Pretend{} : parse_pretend(pretended); }
 
-    // The schedule for so many micro-batches, if it is not the optimal one (optimal_run.h).
-    // UserError if there is none, or if the file's does not fit.
+    // The schedule for this many micro-batches, unless it is the optimal one (optimal_run.h).
+    // Throws UserError if there is none, or if the file's does not fit.
     Schedule make(int micro_batches) const {
         if (is_plain()) return plain_schedule(pp, micro_batches);
         Schedule made = make_schedule(schedule, pp, micro_batches, sizes);

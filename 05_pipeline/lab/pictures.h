@@ -1,8 +1,8 @@
-// --svg: a schedule as it was simulated, above the same schedule as it ran, on one scale of time;
-// below, how many micro-batches' activations each rank holds meanwhile.
+// --svg: a simulated schedule above the same schedule as it ran, on one time scale; below them, how
+// many micro-batches' activations each rank holds.
 //
-// A colour is a micro-batch (eight, then they begin again), and a rank's chunks lie one below the
-// other. What is done says a bar and, where there is room, the words:
+// A colour is a micro-batch (after eight they repeat), and a rank's chunks lie one below the other.
+// A bar and, if there is room, a word show the kind of action:
 //
 //     F   no bar       B   a bar below      W   a bar above      D   both
 #pragma once
@@ -86,7 +86,6 @@ private:
                  {.size = 13});
     }
 
-    // One action.
     static void cell(Svg& svg, const Box& box, const Action& action, const std::string& hint) {
         svg.rect(box, role_of_rank(action.micro_batch), hint);
         if (box.width < 1.5) return;
@@ -133,7 +132,7 @@ private:
                         [](double t) { return time_words(t); });
     }
 
-    // Stairs for each rank: up where a forward begins, down where a D or W has ended.
+    // Draws stairs for each rank: up where a forward begins, down where a D or W has ended.
     void activations(Svg& svg, double y, const Simulation& timeline, const char* title) const {
         const double first = first_begin(timeline);
         double most = 0;
@@ -146,7 +145,7 @@ private:
                         [](double t) { return time_words(t); });
         double x = left, line = y + chart_height + 44;
         for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
-            std::vector<std::pair<double, int>> changes;  // when, by how many chunks
+            std::vector<std::pair<double, int>> changes;  // time, chunks
             for (const TimedAction& timed : timeline.ranks[rank]) {
                 if (timed.action.kind == ActionKind::forward) changes.push_back({timed.begin, 1});
                 if (frees(timed.action.kind)) changes.push_back({timed.end, -1});
@@ -179,7 +178,7 @@ private:
     int chunks_ = 1;
 };
 
-// Writes `directory`/`name` (--svg); nothing where the directory is empty.
+// Writes `directory`/`name` (--svg); writes nothing if the directory is empty.
 inline void draw_schedule(const std::string& directory, const std::string& name,
                           const Schedule& schedule, const Simulation& simulated,
                           const Simulation& measured = {}) {

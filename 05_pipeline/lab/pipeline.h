@@ -1,4 +1,4 @@
-// All that a rank needs to train: the grid of ranks, its stages, and what runs them, which is the
+// All that a rank needs to train: the grid of ranks, its stages, and their runner, which is the
 // plain loop or the executor with its messages.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace ultrascale::pipeline {
 
-// UserError if the model cannot run this schedule: a loss in chunks of tokens makes all of its
-// gradients in forward, and leaves nothing for a backward of weights.
+// Throws UserError if the model cannot run this schedule: a loss in chunks of tokens computes all
+// of its gradients in forward, and leaves nothing for a backward of weights.
 inline void check_can_run(const StepShape& shape, const Schedule& schedule) {
     for (int rank = 0; rank < schedule.ranks() && schedule.copies() > 1; ++rank)
         other_holder(schedule, rank);
@@ -27,7 +27,7 @@ inline void check_can_run(const StepShape& shape, const Schedule& schedule) {
                 shape.model.loss_chunk, schedule.name);
 }
 
-// The schedule that describes the plain loop: what it does is known, but it does not read it.
+// The schedule that describes the plain loop, which does not read it.
 inline Schedule plain_schedule(int ranks, int micro_batches) {
     Schedule schedule = make_schedule("1f1b", ranks, micro_batches);
     schedule.name = "plain";
@@ -42,7 +42,7 @@ struct RunAs {
 
 struct Pipeline {
     // All ranks call it. Parameters are described but have no storage yet. `stages`: all of the
-    // model's.
+    // model's stages.
     Pipeline(const StepShape& shape, const Schedule& whole_schedule,
              const std::vector<Stage>& stages, const RunAs& as = {})
         : shape(shape),
@@ -71,11 +71,10 @@ struct Pipeline {
         parameters().allocate_values(values);
         parameters().allocate_grads(grads, dp().symmetric_memory());
     }
-    // Forward and backward of a step's micro-batches.
     void run(Step& step, Hooks* hooks = nullptr) {
         plain ? plain->run(step, hooks) : executor->run(step, hooks);
     }
-    // To be called after the update, whose end the executor's timeline needs.
+    // Call it after the update, whose end the executor's timeline needs.
     void updated() {
         if (executor) executor->updated();
     }
@@ -92,8 +91,7 @@ struct Pipeline {
     std::optional<Executor> executor;
 };
 
-// Forward and backward of all micro-batches, and what follows: which gradients are summed, and the
-// update.
+// Runs forward and backward of all micro-batches, sums gradients, and updates.
 using TrainStep = std::function<void(Step&, Pipeline&, Updater&)>;
 
 }  // namespace ultrascale::pipeline

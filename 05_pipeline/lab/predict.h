@@ -1,12 +1,12 @@
-// What a rank holds and sends, by formula. In a step with m micro-batches of B x T tokens, every
-// border between two stages on different ranks is crossed by m activations and m gradients:
+// Predicts a rank's memory and messages by formula. In a step with m micro-batches of B x T tokens,
+// m activations and m gradients cross every border between two stages on different ranks:
 //
 //     a rank with a rank on either side sends 2 m B T h elements, and receives as many:
 //     4 m B T h in all, as the playbook's appendix counts them
 //
-// whatever the schedule; with v stages a rank v times as many. (The first and the last rank have a
-// neighbour on one side only.) Besides, gradients are summed over dp, and once more where two ranks
-// hold the same weight; the norm and the loss are one number each
+// This holds for every schedule; with v stages a rank sends v times as many. (The first and the
+// last rank have a neighbour on one side only.) In addition, gradients are summed over dp, and once
+// more if two ranks hold the same weight; the norm and the loss are one number each
 // (add_norm_and_loss(), or predict_post_validation()).
 #pragma once
 
@@ -17,8 +17,8 @@
 
 namespace ultrascale::pipeline {
 
-// What a rank sends and receives in a step, each message of so many bytes; `provisional`: only by
-// the actions that post-validation may repeat.
+// Adds the messages that a rank sends and receives in a step, each of `bytes` bytes. `provisional`:
+// only those of actions that post-validation may repeat.
 inline void add_messages(PredictedCommunication& step_communication, const MessagePlan& plan,
                          int rank, int64_t bytes, bool provisional = false) {
     for (const Message& m : plan.messages()) {
@@ -30,7 +30,7 @@ inline void add_messages(PredictedCommunication& step_communication, const Messa
             {.calls = 1, .bytes = sends ? bytes : 0, .sent = sends ? double(bytes) : 0});
     }
 }
-// The same for the plain loop, where a call in the middle both sends and receives.
+// Adds the plain loop's messages. In its middle, one call both sends and receives.
 inline void add_plain_messages(PredictedCommunication& step_communication, int ranks, int rank,
                                int64_t micro_batches, int64_t bytes) {
     const int64_t m = micro_batches, warmup = std::min<int64_t>(ranks - 1 - rank, m);
@@ -42,8 +42,8 @@ inline void add_plain_messages(PredictedCommunication& step_communication, int r
     if (rank + 1 < ranks) add(2 * warmup + m - warmup);                 // with the rank below
 }
 
-// What place `rank` of the pipeline holds, by this walk, and computes and sums; without its
-// messages. `parameters`: its own.
+// The prediction for rank `rank` of the pipeline: the memory of this walk, the computation and the
+// sums, without its messages. `parameters`: its own.
 inline Prediction predict(const StepShape& shape, const MemoryWalk& walk,
                           const ParameterList& parameters, int dp) {
     Prediction prediction;
@@ -58,20 +58,20 @@ inline Prediction predict(const StepShape& shape, const MemoryWalk& walk,
     return prediction;
 }
 
-// What a rank holds during a step. All ranks can compute it of all.
+// A rank's memory during a step. Every rank can compute it for all ranks.
 inline MemoryWalk walk_memory(const Pipeline& pipeline, int rank) {
     if (pipeline.plain)
         return walk_plain(pipeline.shape, pipeline.cut, pipeline.schedule.micro_batches, rank);
     return walk_memory(pipeline.shape, pipeline.schedule, pipeline.plan, pipeline.cut, rank);
 }
 
-// The sums that end a step which waits for its norm: of the norm, and of the loss.
+// Adds the sums of the norm and of the loss that end a step which waits for its norm.
 inline void add_norm_and_loss(PredictedCommunication& step_communication, int pp, int dp) {
-    if (pp > 1) step_communication.add({"pp", pp}, Collective::all_reduce, 1, 8);
-    if (pp * dp > 1) step_communication.add({"world", pp * dp}, Collective::all_reduce, 1, 8);
+    step_communication.add_scalar_sum({"pp", pp});
+    step_communication.add_scalar_sum({"world", pp * dp});
 }
 
-// Of a step: without the norm and the loss, or with them as train_step() sums them.
+// Both predict a step: without the norm and the loss, or with them as train_step() sums them.
 inline Prediction predict_without_norm(const Pipeline& pipeline) {
     const int rank = pipeline.pp().rank();
     const int64_t bytes = std::llround(message_bytes(pipeline.shape));
@@ -91,8 +91,8 @@ inline Prediction predict(const Pipeline& pipeline) {
     return step_prediction;
 }
 
-// The prediction for a run with post-validation: the copies are kept for all of it, and the
-// first forwards' messages are sent once more in `repeated` of its steps.
+// The prediction for a run with post-validation. The copies are kept throughout, and the first
+// forwards' messages are sent again in `repeated` of its steps.
 inline Prediction predict_post_validation(const Pipeline& pipeline, int64_t steps,
                                           int64_t repeated) {
     Prediction step_prediction = predict_without_norm(pipeline);
@@ -102,7 +102,7 @@ inline Prediction predict_post_validation(const Pipeline& pipeline, int64_t step
         dtype_bytes(pipeline.shape.model.dtype) + optimizer_bytes(pipeline.shape.model.dtype);
     step_prediction.memory.optimizer += each * pipeline.own.parameters().local_numel();
     step_prediction.memory.host += PostValidation::bytes_of_parts(p);
-    if (pipeline.mailboxes() > 0)  // there are some for the parts, too
+    if (pipeline.mailboxes() > 0)  // the parts have mailboxes, too
         step_prediction.memory.peak_communication +=
             2 * (p - 1) * PostValidation::bytes_of_parts(p);
     const auto add = [&](const char* name, int64_t sent) {
@@ -111,8 +111,7 @@ inline Prediction predict_post_validation(const Pipeline& pipeline, int64_t step
     };
     if (rank > 0) add("norm down", 0), add("norm up", PostValidation::bytes_of_parts(p));
     if (rank < p - 1) add("norm down", PostValidation::bytes_of_parts(rank + 1)), add("norm up", 0);
-    if (dp.ranks > 1)
-        step_prediction.communication.add(dp, Collective::all_reduce, 1, 8);  // the loss
+    step_prediction.communication.add_scalar_sum(dp);  // the loss
     PredictedCommunication again;
     add_messages(again, pipeline.plan, rank, std::llround(message_bytes(pipeline.shape)), true);
     Prediction run_prediction = step_prediction.times(steps);
@@ -120,7 +119,7 @@ inline Prediction predict_post_validation(const Pipeline& pipeline, int64_t step
     return run_prediction;
 }
 
-// What this rank sends in `steps` steps, and what it holds.
+// The messages that this rank sends in `steps` steps, and its memory.
 inline Prediction predict_run(const Pipeline& pipeline, int64_t steps, bool post_validation) {
     return post_validation ? predict_post_validation(pipeline, steps, pipeline.executor->repeated())
                            : predict(pipeline).times(steps);

@@ -1,6 +1,6 @@
-// --simulate p=64,m=512,v=4: what every schedule would cost on any number of ranks. Nothing runs
-// but the simulator, whose figures stand beside the closed formulas (formulas.h); then what the
-// playbook's figures of pipelines show.
+// --simulate p=64,m=512,v=4: what every schedule would cost on any number of ranks. Only the
+// simulator runs. Its figures stand beside the closed formulas (formulas.h), and are followed by
+// those that the playbook's figures of pipelines show.
 #pragma once
 
 #include <charconv>
@@ -12,16 +12,18 @@
 
 namespace ultrascale::pipeline {
 
-// What --simulate asks for. Times are in any unit; F, B and W are those of a rank's whole share.
+// The sizes that --simulate asks for. Times are in any unit; F, B and W are those of a rank's whole
+// share.
 struct Scale {
     int ranks = 64, micro_batches = 512;
     ScheduleOptions options{.chunks = 4, .group = 0};
     StageCost cost{1, 1, 1};
     double hop = 0;
-    std::string own = "";      // "file:PATH": a schedule of one's own, as one row more
+    std::string own = "";      // "file:PATH": a schedule of your own, as an additional row
     double message_bytes = 0;  // of one micro-batch's activations between stages; 0: not known
 
-    // "p=64,m=512,v=4", each with its default, and N, F, B, W and hop. UserError if it is not that.
+    // Reads "p=64,m=512,v=4", each with its default, and N, F, B, W and hop. Throws UserError if it
+    // cannot.
     static Scale parse(const std::string& text) {
         Scale scale;
         double p = scale.ranks, m = scale.micro_batches, v = scale.options.chunks, n = 0;
@@ -74,8 +76,8 @@ struct Scale {
     }
 };
 
-// How many messages the rank that sends most sends for each micro-batch: an output or a gradient
-// whose next stage is elsewhere.
+// How many messages the rank that sends most sends for each micro-batch: outputs or gradients whose
+// next stage is on another rank.
 inline double messages_a_micro_batch(const Schedule& schedule) {
     const Dependencies needs(schedule);
     std::vector<double> sent(size_t(schedule.ranks()), 0.0);
@@ -89,11 +91,10 @@ inline double messages_a_micro_batch(const Schedule& schedule) {
 // A schedule's row, simulated beside its formulas.
 struct ScaleRow {
     std::string name;
-    std::string refused = "";  // why there is none
+    std::string refused = "";  // why there is no schedule
     Formulas formula = {};
     double seconds = 0, step_bubble = 0, own_bubble = 0, peak = 0;
     double messages = 0;  // a micro-batch
-    // Whether the simulation gives what the formulas say.
     bool as_formula() const {
         const auto same = [&](const std::optional<double>& exact, double simulated) {
             return !exact || std::abs(*exact - simulated) <= 1e-9 * std::max(1.0, seconds);
@@ -131,7 +132,7 @@ inline ScaleRow simulate_row(const std::string& name, const Scale& scale) {
     return row;
 }
 
-// UserError if there is a schedule of one's own that cannot run.
+// Throws UserError if your own schedule cannot run.
 inline std::vector<ScaleRow> simulate_all(const Scale& scale) {
     std::vector<ScaleRow> rows;
     for (const std::string& name : schedule_names()) rows.push_back(simulate_row(name, scale));
@@ -141,7 +142,7 @@ inline std::vector<ScaleRow> simulate_all(const Scale& scale) {
     return rows;
 }
 
-// The part of a step of 1F1B, or of interleaved 1F1B with v > 1, in which a rank works.
+// The share of a step for which a rank works, in 1F1B, or in interleaved 1F1B with v > 1.
 inline double efficiency(int ranks, int micro_batches, int chunks) {
     const Schedule schedule = chunks == 1 ? one_f_one_b(ranks, micro_batches)
                                           : interleaved(ranks, micro_batches, chunks, ranks);
@@ -151,7 +152,7 @@ inline double efficiency(int ranks, int micro_batches, int chunks) {
 
 namespace scale_tables {
 
-// A figure and its formula; "=" between them if they agree.
+// A figure and its formula, with "=" between them if they agree.
 inline std::string beside(double simulated, const std::optional<double>& formula) {
     if (!formula) return fmt::format("{:>9.2f} {:<10}", simulated, "");
     const bool same = std::abs(simulated - *formula) <= 1e-9 * std::max(1.0, simulated);
@@ -193,7 +194,7 @@ inline bool print_schedules(const Scale& scale, const std::vector<ScaleRow>& row
     return ok;
 }
 
-// The playbook's figures, in bubbles only: its own are throughput measured on GPUs.
+// The playbook's figures, as bubbles only: the originals show throughput measured on GPUs.
 inline bool print_playbook() {
     print("");
     print("1F1B: the part of a step in which a rank works, simulated = m / (m + p-1)");
@@ -235,7 +236,7 @@ inline bool print_playbook() {
 }  // namespace scale_tables
 
 // Prints the tables, and draws schedules.svg and scaling.svg (--svg). Returns whether every figure
-// is as its formula.
+// agrees with its formula.
 inline bool simulate_at_scale(const Scale& scale, const std::string& svg_directory) {
     const std::vector<ScaleRow> rows = simulate_all(scale);
     bool ok = scale_tables::print_schedules(scale, rows);
@@ -243,7 +244,7 @@ inline bool simulate_at_scale(const Scale& scale, const std::string& svg_directo
     if (!svg_directory.empty()) {
         std::vector<ScheduleBar> bars;
         for (const ScaleRow& row : rows)
-            if (row.refused.empty() && row.name != "naive")  // which would be longer than the chart
+            if (row.refused.empty() && row.name != "naive")  // which would not fit into the chart
                 bars.push_back({row.name, row.step_bubble / scale.work(),
                                 row.own_bubble / scale.work(), row.peak});
         draw_schedules(svg_directory, bars, scale.ranks, scale.micro_batches);

@@ -1,5 +1,6 @@
-// --simulate with --svg: schedules.svg, what each schedule loses and holds; scaling.svg, the
-// playbook's figures: how the bubble grows with ranks and shrinks with micro-batches and chunks.
+// --simulate with --svg: schedules.svg shows each schedule's bubble and memory; scaling.svg shows
+// the playbook's figures: how the bubble grows with ranks and shrinks with micro-batches and
+// chunks.
 #pragma once
 
 #include <fmt/format.h>
@@ -72,7 +73,7 @@ inline void draw_schedules(const std::string& directory, const std::vector<Sched
     write_picture(directory, "schedules.svg", svg);
 }
 
-// `efficiency` of (ranks, micro-batches, chunks): the part of a step in which a rank works.
+// `efficiency` of (ranks, micro-batches, chunks): the share of a step for which a rank works.
 inline void draw_scaling(const std::string& directory,
                          const std::function<double(int, int, int)>& efficiency) {
     constexpr double top = 100, bottom = 340;
@@ -83,7 +84,7 @@ inline void draw_scaling(const std::string& directory,
                         100 * efficiency(32, few_micro_batches, 1),
                         100 * efficiency(32, many_micro_batches, 1)));
     const auto percent = [](double part) { return fmt::format("{:.0f} %", 100 * part); };
-    // A curve through equally spaced columns, with a dot at each figure.
+    // Draws a curve through equally spaced columns, with a dot at each figure.
     const auto curve = [&](const Axis& across, const Axis& up, const std::vector<double>& figures,
                            const Line& style, const std::string& name) {
         std::vector<Point> points;

@@ -6,7 +6,7 @@
 
 namespace ultrascale::pipeline {
 
-// Adds them, and returns --schedule. plain: whether it can be the plain loop.
+// Adds the options, and returns --schedule. plain: whether the plain loop can be chosen.
 inline OneOption add_options(OptionList& options, std::string& schedule, ScheduleOptions& sizes,
                              std::string& split, bool plain = false) {
     std::string names = plain ? "plain, 1f1b as a loop without a schedule, " : "";

@@ -1,5 +1,5 @@
-// What only this chapter prints: the header's line, what the ranks hold beside each other, the
-// messages as the playbook counts them, and --estimate's report.
+// This chapter's own output: the header's line, the memory of all ranks side by side, the messages
+// as the playbook counts them, and --estimate's report.
 #pragma once
 
 #include "bubbles.h"
@@ -27,8 +27,8 @@ inline std::string describe(const Schedule& schedule, const std::vector<Stage>& 
         as.post_validation ? "; post-validation" : "", as.pretend.on() ? "; pretended times" : "");
 }
 
-// The ranks' peaks of activations by formula, and of how many micro-batches. All ranks can compute
-// them all.
+// Prints the ranks' peaks of activations by formula, and for how many micro-batches. Every rank can
+// compute all of them.
 inline void print_in_flight(Report& report, const Pipeline& pipeline) {
     print("\nrank  stages     micro-batches in flight   activations at most, by formula");
     for (int r = 0; r < pipeline.schedule.ranks(); ++r) {
@@ -74,8 +74,8 @@ inline void print_repeated(Report& report, int64_t repeated, int64_t steps) {
     report.value("post_validation", "repeated", double(repeated));
 }
 
-// The chapter's part of a training's report. Returns false if memory or communication is not as
-// predicted. `repeated`: updates, by post-validation.
+// Prints the chapter's part of a training's report. Returns false if memory or communication differ
+// from their predictions. `repeated`: updates that post-validation repeated.
 inline bool report_run(Report& report, const Pipeline& pipeline, const Options& options,
                        const RunAs& as, const CommunicationCounts& of_validation,
                        int64_t repeated) {
@@ -94,7 +94,7 @@ inline const char* const what_needs_less =
     "these would need less: more ranks in a pipeline (--pp), a smaller --micro-batch; "
     "--recompute full, or a schedule with fewer micro-batches in flight";
 
-// --estimate: the rank's parameters are only described; nothing is allocated.
+// --estimate: describes the rank's parameters without allocating anything.
 inline void print_estimate(const Options& options, const StepShape& shape, const Schedule& schedule,
                            const std::vector<Stage>& stages, const RunAs& as) {
     Pipeline pipeline(shape, schedule, stages, as);

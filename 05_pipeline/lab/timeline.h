@@ -1,5 +1,5 @@
-// When the actions of a step ran on all ranks, and what they took: beside what the simulator makes
-// of the same F, B and W, it shows what the executor, the messages and uneven stages cost.
+// When the actions of a step ran on all ranks, and how long they took. Compared with a simulation
+// of the same F, B and W, this shows the cost of the executor, the messages and uneven stages.
 #pragma once
 
 #include <map>
@@ -12,8 +12,8 @@
 
 namespace ultrascale::pipeline {
 
-// Lets a step last so long: without a barrier until the next one begins. A rank that does not work
-// meanwhile is idle.
+// Lets a step last this long: without a barrier, until the next one begins. A rank that does not
+// work meanwhile is idle.
 inline void last_until(Simulation& step, double seconds) {
     step.seconds = seconds;
     for (size_t r = 0; r < step.ranks.size(); ++r) step.step_bubble[r] = seconds - step.work[r];
@@ -35,9 +35,9 @@ inline Simulation simulate_without_barrier(const Schedule& schedule, const Costs
 
 class Timeline {
 public:
-    // All ranks of `pp` call it, after at least one step. Reads the executor's last steps; the
-    // first one of a run is left out if there are others. no_barrier: steps follow each other as
-    // with post-validation, and a step lasts until the next one begins.
+    // All ranks of `pp` call it, after at least one step. Reads the executor's last steps; a run's
+    // first step is left out if there are others. no_barrier: steps follow each other as with
+    // post-validation, and a step lasts until the next one begins.
     Timeline(const Schedule& schedule, const Communicator& pp, const Executor& executor,
              bool has_first_step, bool no_barrier = false)
         : schedule_(schedule), no_barrier_(no_barrier) {
@@ -61,7 +61,6 @@ public:
     }
 
     bool no_barrier() const { return no_barrier_; }
-    // The step of median length among them.
     const Simulation& median_step() const {
         std::vector<size_t> order(steps_.size());
         std::iota(order.begin(), order.end(), size_t(0));
@@ -69,8 +68,8 @@ public:
         return steps_[order[order.size() / 2]];
     }
 
-    // What each stage took (the median), a message, and the update: what simulate() needs. Where a
-    // stage's backward is never taken apart, all of it counts as B.
+    // The (median) times of each stage, a message and the update: the input of simulate(). If a
+    // stage's backward is never split, all of it counts as B.
     Costs costs() const {
         std::map<std::pair<int, ActionKind>, std::vector<double>> seconds;  // by stage
         std::vector<double> hops;
@@ -104,7 +103,7 @@ private:
     int stage_of(const TimedAction& t) const {
         return schedule_.chunks[size_t(t.rank)][size_t(t.action.chunk)].stage;
     }
-    // Step s, from what the ranks sent each other.
+    // Step s, from the times that the ranks exchanged.
     Simulation step(const std::vector<std::vector<double>>& times_by_rank, size_t s) {
         Simulation result;
         std::vector<double> updated;
@@ -134,7 +133,7 @@ private:
         return result;
     }
 
-    // How long messages took for which a rank waited from before they were sent.
+    // Adds the times of messages for which a rank was already waiting when they were sent.
     void add_hops(const Simulation& step, std::map<std::tuple<int, int, bool>, double>& ready,
                   std::vector<double>& hops) const {
         const Dependencies needs(schedule_);

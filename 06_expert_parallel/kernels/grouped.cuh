@@ -1,8 +1,8 @@
-// What the kernels of the products in groups share: which group a tile of rows belongs to.
+// Shared by the kernels for products in groups: finds the group to which a tile of rows belongs.
 //
-// The counts are on the device only, and the host does not wait for them. A grid has as many tiles
+// Only the device knows the counts, and the host does not wait for them. A grid has as many tiles
 // of rows as there can be, however the rows are divided: R / tile_rows + G. Blocks walk through
-// them in order; those after the last find nothing to do.
+// them in order; those after the last tile find no work.
 #pragma once
 
 #include "cuda/ops_common.cuh"
@@ -10,7 +10,7 @@
 
 namespace ultrascale::ops {
 
-// The most tiles of `tile_rows` rows that R rows in G groups can have.
+// The largest number of tiles of `tile_rows` rows for R rows in G groups.
 inline int64_t most_row_tiles(int64_t R, int64_t G, int tile_rows) {
     return ceil_div(R, tile_rows) + G;
 }
@@ -19,12 +19,12 @@ inline int64_t most_row_tiles(int64_t R, int64_t G, int tile_rows) {
 struct GroupWalk {
     const int32_t* counts;
     int G, tile_rows;
-    int group = -1;                         // of the tile that find() found last
+    int group = -1;                         // the group of the tile that find() found last
     int64_t begin = 0, end = 0;             // rows of the group
     int64_t first_tile = 0, next_tile = 0;  // the group's tiles: first .. next - 1
 
     // Goes to the group that has this tile; tiles must not decrease from call to call. Returns
-    // false if there are not so many.
+    // false if there are not that many.
     __device__ bool find(int64_t tile) {
         while (tile >= next_tile) {
             if (++group >= G) return false;
@@ -35,7 +35,7 @@ struct GroupWalk {
         }
         return true;
     }
-    // Goes to a group, not before the present one.
+    // Goes to a group that is not before the present one.
     __device__ void go_to(int to) {
         while (group < to) begin = end, end += counts[++group];
     }
@@ -43,8 +43,7 @@ struct GroupWalk {
 };
 
 // The product on tensor cores, for bf16 operands whose rows are multiples of 16 bytes: by wgmma and
-// TMA where the GPU has them, else by mma. Returns false if this GPU, or these operands, do not
-// fit.
+// TMA if the GPU has them, else by mma. Returns false if this GPU or these operands do not qualify.
 bool grouped_matmul_on_tensor_cores(const Tensor& y, const Tensor& x, const Tensor& w,
                                     const Tensor& counts);
 bool grouped_matmul_backward_input_on_tensor_cores(const Tensor& dx, const Tensor& dy,

@@ -1,7 +1,7 @@
 // Products in groups on the tensor cores that every GPU since Ampere has: tiles of 128 x 128, eight
 // warps with 64 x 32 sums each, three stages of 64 k that cp.async fills (07_kernels,
-// 3_product/9_product_mma.cu). The forms are those of grouped_wgmma.cu. What lies outside of a
-// group, or of a matrix, is never read: cp.async writes zeros instead.
+// 3_product/9_product_mma.cu). The forms are those of grouped_wgmma.cu. Elements outside of a group
+// or of a matrix are never read: cp.async writes zeros instead.
 #include "grouped_tensor_cores.cuh"
 
 namespace ultrascale::ops {
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(threads)
         copy_async_commit();
     }
     for (int step = 0; step < steps; ++step) {
-        copy_async_wait<stages - 2>();  // this step's tiles are here
-        __syncthreads();                // and everybody has read the ones that are overwritten next
+        copy_async_wait<stages - 2>();  // this step's tiles have arrived
+        __syncthreads();                // and all warps have read those that are overwritten next
         if (step + stages - 1 < steps) begin_load(step + stages - 1);
         copy_async_commit();
         Stage& from = stage[step % stages];

@@ -1,4 +1,4 @@
-// Which kernel multiplies in groups: wgmma, mma, or neither.
+// Chooses the kernel that multiplies in groups: wgmma, mma, or neither.
 #include "grouped_tensor_cores.cuh"
 
 namespace ultrascale::ops {

@@ -1,4 +1,4 @@
-// The products in groups on tensor cores, as both kinds of kernels see them.
+// The products in groups on tensor cores: the interface that both kinds of kernels share.
 #pragma once
 
 #include "cuda/mma.cuh"
@@ -21,8 +21,8 @@ void grouped_wgmma(GroupForm form, const Tensor& out, const Tensor& a, const Ten
 void grouped_mma(GroupForm form, const Tensor& out, const Tensor& a, const Tensor& b,
                  const Tensor& addend, const GroupProduct& p);
 
-// Stores a warp's 16 x (8 tiles) sums from (row, column) on, two elements at a time, as far as the
-// rows are before row_end and the columns before N, with an addend if it is given. out: (..., N).
+// Stores a warp's 16 x (8 tiles) sums from (row, column) on, two elements at a time, for rows
+// before row_end and columns before N, with an addend if it is given. out: (..., N).
 template <class D, int tiles>
 __device__ void store_sums(D* out, const D* addend, int N, int row, int row_end, int column,
                            const float (&sum)[tiles][4]) {
@@ -45,7 +45,7 @@ __device__ void store_sums(D* out, const D* addend, int N, int row, int row_end,
             store(out + first + 8 * j, pair);
         }
     }
-    __syncwarp();  // lanes part at row_end; the next product needs the warp together
+    __syncwarp();  // lanes diverge at row_end; the next product needs the whole warp
 }
 
 }  // namespace ultrascale::ops

@@ -1,12 +1,12 @@
 // Which tiles of the products in groups a cluster of two blocks computes.
 //
-// The tiles of a group are numbered down its columns, and a cluster takes two neighbouring ones. As
-// a rule they lie below each other, and need the same columns of B; where a column or a group ends
-// between them, each reads its own.
+// The tiles of a group are numbered down its columns, and a cluster takes two neighbouring ones.
+// Usually one lies below the other, and both need the same columns of B; if a column or a group
+// ends between them, each reads its own.
 //
 // Tiles at the end of a group, or of its columns, take less time than others. So a cluster takes
-// its next pair when it is about to finish one (a "dynamic tile scheduler"): dealt out in turn,
-// some clusters would still compute while others have nothing left.
+// its next pair when it is about to finish one (a "dynamic tile scheduler"). If the pairs were
+// assigned in advance, some clusters would still compute when others have nothing left.
 #pragma once
 
 #include "cuda/clusters.cuh"
@@ -19,7 +19,6 @@ constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int tiles_below = 16;
 constexpr int cluster = 2;  // blocks
 
-// A tile of the result.
 struct alignas(16) Work {
     int group;         // -1: there is no more work
     int row, row_end;  // its first row, and where the rows that may be stored end
@@ -28,8 +27,8 @@ struct alignas(16) Work {
     int shares;    // the other block needs the same part of B
 };
 
-// Where a block finds its next tile. One thread of the cluster deals tiles to both blocks, to so
-// many readers in each: threads that ask TMA, and warps that multiply.
+// Where a block finds its next tile. One thread of the cluster distributes tiles to both blocks,
+// and to `readers` readers in each: threads that ask TMA, and warps that multiply.
 struct NextWork {
     Work work;
     Barrier dealt, wanted;  // rank 0's `wanted` is that of both blocks
@@ -38,16 +37,16 @@ struct NextWork {
         barrier_init(&dealt, 1);
         barrier_init(&wanted, readers * cluster);
     }
-    // Each reader, as soon as it may have another tile; it has read the last one.
+    // Each reader calls it as soon as it may have another tile; it has read the last one.
     __device__ void want() { barrier_arrive_at(&wanted, 0); }
-    // One thread reads. Returns false after the last tile.
+    // Reads a tile with one thread. Returns false after the last tile.
     __device__ bool read(Work& to, uint32_t& parity) {
         barrier_wait(&dealt, parity);
         parity ^= 1;
         to = work;
         return to.group >= 0;
     }
-    // A warp reads, and wants another tile at once.
+    // Reads a tile with a whole warp, and asks for the next one at once.
     __device__ bool read_by_warp(Work& to, uint32_t& parity) {
         read(to, parity);
         for (int* field : {&to.group, &to.row, &to.row_end, &to.column, &to.k, &to.k_end})
@@ -57,7 +56,7 @@ struct NextWork {
     }
 };
 
-// Pairs of tiles by their number. Both tiles of a pair have the same k.
+// Finds pairs of tiles by their number. Both tiles of a pair have the same k.
 template <GroupForm form>
 class Tiles {
 public:
@@ -66,7 +65,7 @@ public:
           walk_{p.counts, p.G, tile_rows},
           down_((p.M + tile_rows - 1) / tile_rows),
           across_((p.N + tile_columns - 1) / tile_columns) {}
-    // Numbers increase from call to call. Returns false if there are not so many. A pair's second
+    // Numbers increase from call to call. Returns false if there are not that many. A pair's second
     // tile may not exist: then its block helps the first one, and has no rows to store.
     __device__ bool find(int pair, Work (&both)[cluster]) {
         auto& [first, second] = both;
@@ -115,8 +114,8 @@ private:
     int down_, across_;
 };
 
-// Deals tiles to a cluster: first the pair of its own number, then, whenever both blocks want
-// another one, the next that no cluster has. *taken: how many of those have been dealt.
+// Distributes tiles to a cluster: first the pair of its own number, then, whenever both blocks want
+// another one, the next pair that no cluster has taken. *taken counts these.
 template <GroupForm form>
 __device__ void deal(NextWork& next, const GroupProduct& p, int* taken) {
     Tiles<form> tiles(p);

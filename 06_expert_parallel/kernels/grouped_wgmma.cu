@@ -1,25 +1,25 @@
 // Products in groups on Hopper: one persistent kernel for all groups, with the pipeline of
 // 07_kernels/6_hopper/6_product_async_store.cu. A producer thread asks TMA for tiles, two consumer
 // warpgroups multiply 64 x 256 sums each, and results leave through TMA, those in bf16 while the
-// next tile is multiplied. Two blocks are a cluster: if their tiles need the same columns of B,
-// each asks for half of them, for both.
+// next tile is multiplied. Two blocks form a cluster: if their tiles need the same columns of B,
+// each asks for half of them, on behalf of both.
 //
 //     forward  y_g = x_g W_g^T     A: rows of x,  k = in     B: rows of W_g
 //     input    dx_g = dy_g W_g     A: rows of dy, k = out    B: columns of W_g
 //     weight   dw_g = dy_g^T x_g   A: columns of dy, k = the group's rows    B: columns of x
 //
-// Which tile belongs to which group follows from the counts, which one thread of each cluster reads
-// on the device: the host does not wait for them. That thread deals tiles to its cluster. A group's
-// tiles have neighbouring numbers, so that at one time blocks share its W, or its rows, in L2.
+// One thread of each cluster reads the counts on the device, works out which tile belongs to which
+// group, and distributes tiles to its cluster, so the host does not wait. A group's tiles have
+// neighbouring numbers, so at any time blocks share its W, or its rows, in L2.
 //
 // A group may begin and end at any row:
 //   - forward, input: a tile reads past the group's end, but the sums of those rows are not stored.
 //     A warp whose 16 rows all belong to the group stores them through TMA, the last one element by
-//     element. A warpgroup without any row multiplies nothing, so that a group costs as much time
-//     as its rows rounded up to 64, and N columns as much as N rounded up to 128.
-//   - weight: k ends with the group. Of the last step, rows of other groups are overwritten with
-//     zeros in shared memory: also a NaN that lies there must not count. To sums in fp32 the copy
-//     engine adds, in the L2 cache: a thread that loads, adds and stores waits for each load.
+//     element. A warpgroup without any row multiplies nothing, so a group takes as much time as its
+//     rows rounded up to 64, and N columns take as much as N rounded up to 128.
+//   - weight: k ends with the group. In the last step, rows of other groups are overwritten with
+//     zeros in shared memory, since even a NaN there must not count. For sums in fp32 the copy
+//     engine adds in the L2 cache; a thread that loads, adds and stores would wait for each load.
 #include "cuda/product_tiles.cuh"
 #include "grouped_tiles.cuh"
 
@@ -29,13 +29,13 @@ namespace {
 
 constexpr int stages = 4;     // 48 KiB each
 constexpr int under_way = 1;  // steps whose products a consumer leaves in flight
-// A producer wants its next tile so many steps before the end of this one: not much earlier, as a
+// How many steps before the end of a tile a producer wants its next one: not much earlier, since a
 // cluster must not take a tile that another could begin sooner.
 constexpr int want_before = 4;
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;
 constexpr int piece = 64;  // columns of a tile whose k runs down its rows: 64 x 64, 8 KiB
-constexpr int half_columns = tile_columns / cluster;  // of B, that a block asks for
+constexpr int half_columns = tile_columns / cluster;  // the columns of B for which a block asks
 
 struct Stage {
     Element a[tile_rows * k_step], b[tile_columns * k_step];
@@ -50,7 +50,7 @@ struct Shared {
 
 __device__ int steps_of(const Work& work) { return (work.k_end - work.k + k_step - 1) / k_step; }
 
-// Asks for one of B's halves, for both blocks or for this one.
+// Asks for one of B's halves, on behalf of both blocks or of this one.
 template <GroupForm form>
 __device__ void request_b(Stage& stage, Barrier* full, const CUtensorMap* B, const Work& work,
                           int k, int half, bool both) {
@@ -89,7 +89,7 @@ __device__ void request(Stage& stage, Barrier* full, const CUtensorMap* A, const
             request_b<form>(stage, full, B, work, k, half, false);
 }
 
-// Overwrites k from `valid` on with zeros in all pieces of a stage; all consumers call it.
+// Overwrites k from `valid` on with zeros in all pieces of a stage. All consumers call it.
 __device__ void clear_after(Stage& stage, int valid) {
     constexpr int pieces = (tile_rows + tile_columns) / piece, chunks = k_step * piece / 8;
     uint4* const all = reinterpret_cast<uint4*>(&stage);  // b follows a
@@ -99,7 +99,7 @@ __device__ void clear_after(Stage& stage, int valid) {
     sync_some<128 * consumers>(1);
 }
 
-// sum (64, 256) of this warpgroup += A B of a stage; only the first 8 `used` columns of it.
+// sum (64, 256) of this warpgroup += A B of a stage, but only its first 8 `used` columns.
 template <GroupForm form, int used>
 __device__ void multiply(float (&sum)[tile_columns / 8][4], const Stage& stage, int warpgroup,
                          bool add) {
@@ -181,7 +181,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                 for (int j = 0; j < tile_columns / 8; ++j)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) sum[j][i] = 0;
-            // Every step, with so many of the sums' tiles.
+            // Runs all steps, with this many of the sums' tiles.
             const auto all_steps = [&](auto used) {
                 for (int step = 0; step < steps; ++step, state.advance()) {
                     Stage& stage = shared.stage[state.stage];
@@ -225,13 +225,14 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         if (threadIdx.x % 32 == 0)
             tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }
-    // The other block arrives at this one's barriers until it has multiplied what this one sent.
+    // The other block arrives at this one's barriers until it has multiplied the tiles that this
+    // one sent.
     cluster_sync();
 }
 
 constexpr int64_t size = sizeof(Element);
 
-// Rows of 64 elements, `rows` of them.
+// A map of rows of 64 elements, `rows` of them.
 CUtensorMap rows_map(const Tensor& x, int rows) {
     return tensor_map(x.data(), {{x.cols(), size, k_step}, {x.rows(), x.cols() * size, rows}});
 }

@@ -22,7 +22,7 @@ double log_sum_exp(const float* x, int64_t n) {
     return highest + std::log(sum);
 }
 
-// Of token n, one expert after the other; x and W may have 16 bits.
+// The logits of token n, one expert after the other; x and W may have 16 bits.
 template <class T>
 void logits_of_rows(float* logits, const T* x, const T* w, int64_t N, int64_t E, int64_t h) {
 #pragma omp parallel for if (N * E * h > 4 * parallel_threshold)
@@ -76,7 +76,7 @@ void balance_gradient(Tensor dscores, const Tensor& factors, const Tensor& score
     for (int64_t n = 0; n < N; ++n) {
         const float *const token_scores = s + n * E, *const segment_factors = f + n / (N / S) * E;
         const double token_share = share(token_scores, E, normalise);
-        double along = 0;  // of a quotient's gradient: the part along p
+        double along = 0;  // of a quotient's gradient, the part along p
         for (int64_t e = 0; normalise && e < E; ++e)
             along += double(segment_factors[e]) * double(token_scores[e]) * token_share;
         for (int64_t e = 0; e < E; ++e)

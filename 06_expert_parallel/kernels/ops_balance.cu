@@ -1,5 +1,5 @@
-// The balance of a mixture of experts. Tensors are small, (N, E) at most: a warp, or a thread, for
-// each row or sum, and no two threads add to one number.
+// The balance of a mixture of experts. Tensors are small, (N, E) at most: there is a warp, or a
+// thread, for each row or sum, and no two threads add to one number.
 #include "cuda/ops_common.cuh"
 #include "ops_balance_checks.h"
 
@@ -8,7 +8,7 @@ namespace ultrascale::ops {
 namespace {
 
 constexpr int threads = 256, at_once = 32;  // threads of a block; experts that it sums
-constexpr int tokens_of_part = 128;         // that it sums at least, if there are so many
+constexpr int tokens_of_part = 128;         // the fewest tokens that it sums, if there are enough
 
 // 1 / the sum of a token's scores, or 1.
 __device__ float share(const float* scores, int E, bool normalise) {
@@ -66,7 +66,7 @@ __global__ void gradient(float* dscores, const float* factors, const float* scor
     if (n >= N) return;
     const float *token_scores = scores + n * E, *segment_factors = factors + n / tokens * E;
     const float token_share = share(token_scores, E, normalise);
-    float along = 0;  // of a quotient's gradient: the part along p
+    float along = 0;  // of a quotient's gradient, the part along p
     if (normalise)
         for (int e = 0; e < E; ++e) along += segment_factors[e] * token_scores[e] * token_share;
     for (int e = 0; e < E; ++e) dscores[n * E + e] = (segment_factors[e] - along) * token_share;
@@ -79,7 +79,8 @@ __device__ float log_sum_exp(const float* x, int n) {
     return highest + logf(sum);
 }
 
-// One block, so that the sum has one order: each thread's tokens, then the threads in order.
+// One block, so that the sum has one order: each thread adds its tokens, then the threads add in
+// order.
 __global__ void z_sum(double* total, const float* logits, int64_t N, int E) {
     __shared__ double part[threads];
     double sum = 0;
@@ -102,7 +103,7 @@ __global__ void z_gradient(float* dlogits, const float* logits, int64_t N, int E
     for (int e = 0; e < E; ++e) dlogits[n * E + e] += 2 * factor * lse * expf(x[e] - lse);
 }
 
-// A thread for each choice finds its expert's first row, and with weights how many rows of the
+// A thread for each choice finds its expert's first row and, with weights, how many rows of the
 // expert come before it.
 __global__ void slots(int32_t* row_map, const int32_t* experts, const int32_t* sorted_order,
                       const int32_t* sorted_row_map, const int32_t* counts, const float* weights,

@@ -8,7 +8,8 @@
 //     y (N, h) <-- sum_rows ----- rows (R, h)  <-------------------------------------------'
 //
 // Letters: N tokens, E experts, k choices of each token, R rows: N k, or those that came in from
-// other ranks. There are no atomics: every sum has one order, and the host never waits for counts.
+// other ranks. There are no atomics: every sum has a fixed order, and the host never waits for
+// counts.
 #pragma once
 
 #include "core/tensor.h"
@@ -17,11 +18,11 @@
 namespace ultrascale::ops {
 
 // ---- router -------------------------------------------------------------------------------------
-// scores (N, E) fp32 = softmax or sigmoid of logits (N, E) fp32; experts (N, k) int32 = those with
-// the k largest scores + bias (E) fp32 (may be empty), best first, of equals the lower index;
-// weights (N, k) fp32 = the scores of these *without* the bias, divided by their sum (+ 1e-20 with
-// sigmoid, all of which may underflow) if they are renormalised, times the scaling factor. E is at
-// most 1024. (Shazeer et al. 2017; with sigmoid, groups and bias: DeepSeek-V3, arXiv 2412.19437)
+// scores (N, E) fp32 = softmax or sigmoid of logits (N, E) fp32. experts (N, k) int32 = those with
+// the k largest scores + bias (E) fp32 (may be empty), best first, and of equal ones the lower
+// index. weights (N, k) fp32 = their scores *without* the bias; if they are renormalised, divided
+// by their sum (+ 1e-20 with sigmoid, all of which may underflow); times the scaling factor. E is
+// at most 1024. (Shazeer et al. 2017; with sigmoid, groups and bias: DeepSeek-V3, arXiv 2412.19437)
 void router_forward(Tensor experts, Tensor weights, Tensor scores, const Tensor& logits,
                     const Tensor& bias, const RouterSettings& settings);
 // dlogits (N, E) fp32 from dweights (N, k) fp32 and, if given, dscores (N, E) fp32, the gradient of
@@ -31,36 +32,36 @@ void router_backward(Tensor dlogits, const Tensor& dweights, const Tensor& score
                      const Tensor& dscores = {});
 
 // ---- rows by expert -----------------------------------------------------------------------------
-// A stable sort of the R = N k choices by expert: counts (E) int32 rows for each expert; order (R)
-// int32, for each sorted row its choice n k + j; row_map (N, k) int32, the inverse. A choice of
-// expert -1 is dropped: its row_map is -1 and it has no row, so the last rows of order are unused:
-// they are 0. x's rows in this order: scatter_rows(rows, x, row_map).
+// A stable sort of the R = N k choices by expert: counts (E) int32, the rows of each expert; order
+// (R) int32, the choice n k + j of each sorted row; row_map (N, k) int32, the inverse. A choice of
+// expert -1 is dropped: its row_map is -1 and it has no row, so the last rows of `order` are unused
+// and 0. scatter_rows(rows, x, row_map) puts x's rows in this order.
 void sort_by_expert(Tensor counts, Tensor order, Tensor row_map, const Tensor& experts);
 
 // rows(row_map(n, j)) = x(n): a token's row goes to the row of each of its choices. x (N, h);
-// row_map (N, k) int32: -1 is none, and no row occurs twice. Rows (R, h) that it does not name keep
-// what they hold.
+// row_map (N, k) int32: -1 means none, and no row occurs twice. Rows (R, h) that it does not name
+// keep their values.
 void scatter_rows(Tensor rows, const Tensor& x, const Tensor& row_map);
 // y (N, h) = residual + sum over j, in order, of rows(row_map(n, j)); added in fp32 and rounded
-// once. A row_map of -1 adds nothing; residual may be empty, or y. Each of the two is the other's
-// backward.
+// once. A row_map of -1 adds nothing; residual may be empty, or y. sum_rows and scatter_rows are
+// each other's backward.
 void sum_rows(Tensor y, const Tensor& rows, const Tensor& row_map, const Tensor& residual = {});
 
 // ---- one row for each rank ----------------------------------------------------------------------
 // Neighbouring experts are on one rank, `each` of them on every rank. A token's row goes once to
-// each rank that has experts of its choice.
+// each rank that has some of its experts.
 //
 // ranks (N, n) int32: r in column r if one of the token's experts is on rank r, else -1. experts
-// (N, k) int32; one of -1 is nowhere. sort_by_expert then finds row_map (N, n).
+// (N, k) int32; an expert of -1 is nowhere. sort_by_expert then finds row_map (N, n).
 void ranks_of_experts(Tensor ranks, const Tensor& experts, int64_t each);
-// named (S, k) int32: the experts of the row at row_map(t, r), counted from the first one of rank
-// r, and -1 in the columns of experts that are on other ranks.
+// named (S, k) int32: the experts of the row at row_map(t, r), counted from rank r's first expert,
+// and -1 in the columns of experts that are on other ranks.
 void experts_of_rows(Tensor named, const Tensor& row_map, const Tensor& experts, int64_t each);
 
 // ---- products in groups -------------------------------------------------------------------------
-// Rows are in groups of neighbours: counts (G) int32 on the device says how many each has, in
-// order. A group may be empty. Rows after the last group are neither read nor written. W (G, out,
-// in) has one matrix a group. Sums are in fp32.
+// Rows are in groups of neighbours: counts (G) int32, on the device, is the number of rows of each
+// group, in order. A group may be empty. Rows after the last group are neither read nor written. W
+// (G, out, in) has one matrix for each group. Sums are in fp32.
 //
 // y (R, out): y_g = x_g W_g^T, x (R, in)
 void grouped_matmul(Tensor y, const Tensor& x, const Tensor& w, const Tensor& counts);

@@ -1,4 +1,4 @@
-// One row for each rank: where a token's experts are, and which of them a row is for.
+// One row for each rank: where a token's experts are, and for which of them a row is.
 #include "cpu/ops_common.h"
 #include "ops_experts_checks.h"
 

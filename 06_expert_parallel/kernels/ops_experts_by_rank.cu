@@ -1,5 +1,5 @@
-// One row for each rank: where a token's experts are, and which of them a row is for. A thread for
-// each token and rank; the k experts of a token come from L1 for all ranks but one.
+// One row for each rank: where a token's experts are, and for which of them a row is. There is a
+// thread for each token and rank; the k experts of a token come from L1 for all ranks but one.
 #include "cuda/ops_common.cuh"
 #include "ops_experts_checks.h"
 
@@ -15,7 +15,7 @@ struct Pairs {  // of tokens and ranks
     int64_t count;
 
     __device__ int64_t here() const { return int64_t(blockIdx.x) * threads + threadIdx.x; }
-    // The j-th expert of pair i's token, counted from the first one of its rank; or -1.
+    // The j-th expert of pair i's token, counted from its rank's first one; or -1.
     __device__ int expert(int64_t i, int j) const {
         const int rank = int(i % ranks), e = experts[i / ranks * k + j];
         return e >= 0 && e / each == rank ? e - rank * each : -1;

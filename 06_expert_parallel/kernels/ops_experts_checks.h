@@ -110,7 +110,7 @@ inline GroupSizes group_sizes(const Tensor& y, const Tensor& x, const Tensor& w,
     check(x.dtype() == y.dtype(), "grouped_matmul: rows share their dtype");
     return n;
 }
-// The FLOPs if all rows are in a group, as the host does not know the counts.
+// The FLOPs if all rows are in a group, since the host does not know the counts.
 inline double group_flops(const GroupSizes& n) {
     return 2.0 * double(n.R) * double(n.out) * double(n.in);
 }

@@ -1,4 +1,4 @@
-// Products in groups: one matmul for each group that has rows, which is also what the trace shows.
+// Products in groups: one matmul for each group that has rows; the trace shows these.
 #include "cpu/ops_common.h"
 #include "ops_experts_checks.h"
 
@@ -53,7 +53,7 @@ void grouped_matmul_backward_weight(Tensor dw, const Tensor& dy, const Tensor& x
     const Tensor gradients = as_rows(dy, n, n.out), rows = as_rows(x, n, n.in);
     const Tensor add = addend ? addend.view(dw.shape()) : addend;
     for_each_group(counts, n.R, [&](int64_t g, int64_t begin, int64_t end) {
-        // Without rows it is the addend, or zero: an empty sum.
+        // Without rows the gradient is the addend, or zero: an empty sum.
         matmul(matrix(dw, g), gradients.slice(begin, end), Transpose::yes, rows.slice(begin, end),
                Transpose::no, add ? matrix(add, g) : add);
     });

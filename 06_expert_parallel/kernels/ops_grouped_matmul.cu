@@ -1,7 +1,6 @@
 // Products in groups without tensor cores, for fp32 and for shapes that TMA cannot read: tiles of
 // 64 x 64 sums in registers, 16 per thread, from tiles of 64 x 16 in shared memory (07_kernels,
-// 3_product). A tile has rows of one group only; what it reads past the group's last row counts as
-// zero.
+// 3_product). A tile has rows of only one group; elements past the group's last row count as zero.
 #include "grouped.cuh"
 
 namespace ultrascale::ops {
@@ -10,8 +9,8 @@ namespace {
 
 constexpr int tile = 64, depth = 16, per_thread = 4, threads = 256;
 
-// One row of a tile more, so that the columns of a tile that is stored transposed lie in different
-// banks.
+// A tile has one additional row, so that the columns of a tile that is stored transposed lie in
+// different banks.
 struct Shared {
     float a[depth][tile + 1], b[depth][tile + 1];
 };

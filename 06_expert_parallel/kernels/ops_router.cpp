@@ -17,8 +17,8 @@ void scores_of(float* scores, const float* logits, int64_t E, RouterScore kind) 
     for (int64_t e = 0; e < E; ++e) scores[e] = exp_fast(logits[e] - sums.highest) / sums.sum;
 }
 
-// The first index of the largest of x[begin .. end) that is not taken; of equals the lowest. A NaN
-// is never larger, so that without any other number the first free index comes out.
+// The first index of the largest of x[begin .. end) that is not taken; of equal ones the lowest. A
+// NaN is never larger, so without any other number the result is the first free index.
 int64_t best(const float* x, const bool* taken, int64_t begin, int64_t end) {
     int64_t found = -1;
     for (int64_t i = begin; i < end; ++i)
@@ -41,7 +41,7 @@ void mask_groups(float* choice, int64_t E, const RouterSettings& s) {
         if (!chosen[e / size]) choice[e] = s.masked;
 }
 
-// A token's sum of the chosen scores, by which they are divided; 1 if they are not.
+// The sum of a token's chosen scores, by which they are divided; 1 if they are not divided.
 float divisor(const float* scores, const int32_t* experts, const RouterSettings& s) {
     if (!s.renormalise) return 1;
     float sum = s.score == RouterScore::sigmoid ? 1e-20f : 0;
@@ -63,7 +63,7 @@ void choose(int32_t* experts, float* weights, const float* scores, const float* 
     for (int64_t j = 0; j < s.top_k; ++j) weights[j] = scores[experts[j]] / sum * float(s.scaling);
 }
 
-// With S the divisor: w_j = c s_j / S, so ds_j = c (dw_j - sum_i dw_i s_i / S) / S. Then through
+// With S the divisor: w_j = c s_j / S, so ds_j = c (dw_j - sum_i dw_i s_i / S) / S. Then follows
 // softmax, dlogit = s (ds - sum of s ds), or sigmoid, dlogit = s (1 - s) ds.
 void backward_row(float* dlogits, const float* dweights, const float* scores,
                   const int32_t* experts, const float* dscores, int64_t E,

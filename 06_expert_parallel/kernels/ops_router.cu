@@ -1,6 +1,6 @@
 // The router of a mixture of experts: a warp for each token. It holds the token's scores in shared
-// memory and finds the k best one after the other, each lane among every 32nd expert and then all
-// lanes together.
+// memory and finds the k best one after the other: each lane searches every 32nd expert, then all
+// lanes search together.
 //
 // Forward reads 4 bytes and writes 4 bytes for each logit; backward reads 4 (with the gradient of
 // the scores 8) and writes 4. Next to the experts' products both are small.
@@ -32,8 +32,8 @@ struct Routing {
     __host__ __device__ int shared_numbers() const { return 2 * E + groups + k; }
 };
 
-// The index of the largest of x (n) that is not in `taken`: bit i is x[lane + 32 i]. Of equals the
-// lowest; all lanes get the same.
+// The index of the largest of x (n) that is not in `taken`: bit i is x[lane + 32 i]. Of equal ones
+// it is the lowest; all lanes get the same.
 __device__ int best(const float* x, int n, uint32_t taken) {
     const int lane = int(threadIdx.x) % 32;
     float value = 0;
@@ -95,7 +95,8 @@ __device__ void mask_groups(float* choice, float* group, const Routing& r) {
     __syncwarp();
 }
 
-// The sum of the chosen scores by which they are divided; 1 if they are not. Added in order.
+// The sum of the chosen scores, by which they are divided; 1 if they are not divided. Added in
+// order.
 template <class Index>
 __device__ float divisor(const float* scores, const Index* experts, const Routing& r) {
     if (!r.renormalise) return 1;

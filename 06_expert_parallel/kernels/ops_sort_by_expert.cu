@@ -5,7 +5,7 @@
 //     add up  over the blocks and the experts before:   where a block's rows begin
 //     fill    the same walk again: row = begin + rank within the block
 //
-// Each choice is read twice and written twice: 16 bytes, where a row has thousands.
+// Each choice is read twice and written twice: 16 bytes, compared with a row's thousands.
 #include "cuda/ops_common.cuh"
 #include "ops_experts_checks.h"
 
@@ -15,8 +15,8 @@ namespace {
 
 constexpr int warps = 8, threads = 32 * warps;
 
-// The lanes of this warp whose expert is the same as this lane's. (A vote for each bit: before
-// Volta, and on the CPU, there is no instruction that matches.)
+// The lanes of this warp whose expert equals this lane's. (A vote for each bit: before Volta, and
+// on the CPU, there is no match instruction.)
 __device__ uint32_t lanes_with_same(int expert, int bits) {
     uint32_t same = 0xffffffffu;
     for (int b = 0; b < bits; ++b) {
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(threads) count(int32_t* in_block, const Sort s
     }
 }
 
-// One block of 1024 threads, one for each expert. begin (blocks, E), which held the counts: where a
-// block's rows of an expert begin. total (1): all rows.
+// One block of 1024 threads, one for each expert. begin (blocks, E) holds the counts, and receives
+// where a block's rows of an expert begin. total (1): all rows.
 __global__ void __launch_bounds__(1024)
     add_up(int32_t* counts, int32_t* begin, int32_t* total, int blocks, int E) {
     __shared__ int sums[2][1024];
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(1024)
     if (e < E)
 #pragma unroll 8
         for (int b = 0; b < blocks; ++b) sum += begin[int64_t(b) * E + e];
-    // The sum over experts up to this one: each step adds what lies `step` experts before.
+    // The sum over experts up to this one: each step adds the sum that lies `step` experts before.
     int here = 0;
     sums[0][e] = e < E ? sum : 0;
     __syncthreads();
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(threads)
         if (i >= s.R) continue;
         row_map[i] = e < s.E ? to : -1;
         if (e < s.E) order[to] = int32_t(i);
-        if (i >= rows) order[i] = 0;  // no row: whoever gathers may read row 0
+        if (i >= rows) order[i] = 0;  // no row: a gather may read row 0
     }
 }
 

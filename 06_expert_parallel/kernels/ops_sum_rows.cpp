@@ -1,4 +1,5 @@
-// A token's rows: to the rows of its choices, and back, where each token adds its rows in order.
+// Writes a token's row to the rows of its choices; and back, where each token adds its rows in
+// order.
 #include "cpu/ops_common.h"
 #include "ops_experts_checks.h"
 

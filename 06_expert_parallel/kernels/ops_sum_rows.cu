@@ -1,4 +1,5 @@
-// A token's rows: to the rows of its choices, and back, where each token adds its rows in order.
+// Writes a token's row to the rows of its choices; and back, where each token adds its rows in
+// order.
 //
 // Both are memory-bound. For each element of a token, sum_rows reads k (with a residual k + 1) and
 // writes one, scatter_rows reads one and writes k.
@@ -40,8 +41,8 @@ __global__ void __launch_bounds__(threads)
     store(y + i * n, out);
 }
 
-// Each thread reads one pack of x once and writes it k times. If each row looked for its token
-// instead (gather_rows), x would pass through L2 k times, too, and take bandwidth from the stores.
+// Each thread reads one pack of x once and writes it k times. If instead each row looked for its
+// token (gather_rows), x would also pass through L2 k times, and take bandwidth from the stores.
 template <int n, class T>
 __global__ void __launch_bounds__(threads)
     scatter_kernel(T* rows, const T* x, const int32_t* row_map, uint32_t packs, uint32_t row_packs,

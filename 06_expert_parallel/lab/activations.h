@@ -1,9 +1,9 @@
-// The activations of layers with experts. They follow the rows that came: the peak is the highest
-// moment of any micro-batch.
+// The activations of layers with experts. They depend on the rows that arrived; the peak is the
+// highest moment of any micro-batch.
 //
-// From forward to backward a layer keeps of each row at the experts (h + 2 F) e bytes and a weight.
-// If the weights were applied where the tokens are, it would keep what came back as well, T k h e
-// bytes: for moe-16b 42 % more.
+// From forward to backward a layer keeps (h + 2 F) e bytes and a weight of each row at the experts.
+// If the weights were applied where the tokens are, it would also keep the rows that came back, T k
+// h e bytes: for moe-16b 42 % more.
 #pragma once
 
 #include "../expert_parallel.h"
@@ -12,7 +12,7 @@
 
 namespace ultrascale::expert_parallel {
 
-// Bytes that are allocated and freed, and the most there were at once.
+// Sums bytes that are allocated and freed, and keeps the largest sum.
 class Ledger {
 public:
     explicit Ledger(double held = 0) : now_(held), most_(held) {}
@@ -26,11 +26,12 @@ private:
     double now_, most_;
 };
 
-// A layer's experts, in bytes, for the rows that came: moment by moment, as experts_layer.h and the
-// dispatchers allocate and free. Their norm's output, the router's input, is counted with the norm.
+// A layer's experts, in bytes, for the rows that arrived: moment by moment, as experts_layer.h and
+// the dispatchers allocate and free. Their norm's output, the router's input, is counted with the
+// norm.
 class ExpertActivations : public FeedForwardActivations {
 public:
-    // `tokens`: that this rank routes.
+    // `tokens`: those that this rank routes.
     ExpertActivations(const StepShape& shape, const ExpertOptions& o, int64_t tokens,
                       const DispatchStatistics::Rows& rows)
         : rows_(rows),
@@ -71,7 +72,8 @@ public:
 private:
     // ---- what both ways of dispatching share ----
 
-    // What a router keeps, or of a forward that keeps nothing its choices; and their weights.
+    // The bytes that a router keeps (in a forward that keeps nothing, its choices), and the
+    // weights.
     double router(bool keeps) const { return (keeps ? logits_ + scores_ : 0) + 2 * choice_; }
     void shared_forward(Ledger& l, bool keeps) const {
         if (!shared_) return;
@@ -100,7 +102,7 @@ private:
         if (!split) l.free(a + in);        // a, and dout
         l.take(in), l.free(w);             // dx; weights
     }
-    // The rest of it, when dx is on its way back: d(gate, up), and x.
+    // The rest of the backward, when dx is on its way back: d(gate, up), and x.
     void gate_up_backward(Ledger& l, double R, bool split) const {
         if (!split) l.free(R * (2 * features_ + row_));
     }
@@ -118,7 +120,7 @@ private:
 
     double chunk(size_t c) const { return double(rows_.chunks[c]); }
     double leave() const { return double(rows_.stages[0].left); }
-    // Chunk c arrives and the next one departs, and it goes back after `experts`; then `rest`.
+    // Chunk c arrives and the next one departs; after `experts` it goes back; then follows `rest`.
     // Weights travel there, their gradients back.
     void dispatch_and_combine(Ledger& l, bool there, const std::function<void(double R)>& experts,
                               const std::function<void(double R)>& rest) const {
@@ -167,7 +169,7 @@ private:
         return l;
     }
 
-    // The plain dispatch: rows travel first, then their weights, and nothing beside them.
+    // The plain dispatch: rows travel first, then their weights; nothing overlaps.
     Ledger plain_forward(bool keeps) const {
         const double R = double(rows_.at_experts), home = leave() * row_;
         Ledger l(router(keeps) + choice_);  // and row_map
@@ -185,11 +187,12 @@ private:
 
     // ---- one copy for each rank ----
 
-    // Where rows arrive is no activation if it is a buffer that stays.
+    // The memory in which rows arrive is not an activation if it is a permanent buffer.
     static double in_memory(const DispatchStatistics::Rows::OfStage& stage) {
         return stage.in_buffer ? 0 : 1;
     }
-    // What came back to a stage's tokens: `size` bytes for each, of a row or of numbers beside it.
+    // The data that came back to a stage's tokens: `size` bytes for each row, or for the numbers
+    // beside it.
     static double at_home(const DispatchStatistics::Rows::OfStage& stage, double size, bool row) {
         return double(stage.left) * size * (row ? in_memory(stage) : 1);
     }
@@ -198,7 +201,7 @@ private:
     Ledger forward_by_rank(bool keeps) const {
         const double R = double(rows_.at_experts);
         Ledger l(router(keeps));
-        double before = 0;  // that an earlier stage brought
+        double before = 0;  // from an earlier stage
         for (const DispatchStatistics::Rows::OfStage& stage : rows_.stages) {
             const double leave = double(stage.most), came = double(stage.arrived),
                          rows = came * row_ * in_memory(stage);
@@ -238,12 +241,13 @@ private:
         combine_over_stages(l, row_, true);
         return l;
     }
-    // The experts' `rows` become a sum for each row that came, of `size` bytes, which sets out.
+    // The experts' `rows` become a sum of `size` bytes for each row that arrived, which is sent
+    // back.
     void start_combine(Ledger& l, double rows, double size, bool row) const {
         l.take(arrived_ * size), l.free(rows);
         l.take(at_home(rows_.stages.back(), size, row));
     }
-    // It arrives, and takes the other stages.
+    // The sum arrives, and passes the other stages.
     void combine_over_stages(Ledger& l, double size, bool row) const {
         for (size_t i = rows_.stages.size(); i-- > 0;) {
             if (i > 0) l.take(double(rows_.stages[i - 1].arrived) * size);
@@ -254,22 +258,21 @@ private:
 
     DispatchStatistics::Rows rows_;
     bool by_rank_, travels_, plain_, sorts_, has_loss_, shared_;
-    double row_, features_;  // of a row: h elements, F elements
+    double row_, features_;  // a row's bytes: h elements, F elements
     // (N, h); the same with dropout's copy; the shared experts' gate, up or a; a number for each
-    // token and expert, in fp32, and in a narrower type; for each choice
+    // token and expert, in fp32, and in a narrower dtype; for each choice.
     double tokens_, dy_, shared_features_, scores_, narrow_, logits_, choice_;
     double arrived_, names_;  // by rank: rows that arrived; of each k numbers
 };
 
-// A stage's activations in one micro-batch.
-// `stage`: the sizes of this rank's share of layers from `first_layer` on; those with experts had
-// these `rows`, by layer.
+// A stage's activations in one micro-batch. `stage`: the sizes of this rank's share of layers from
+// `first_layer` on; its layers with experts had these `rows`, by layer.
 inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& shape,
                                     const ExpertOptions& o, const DispatchStatistics::ByLayer& rows,
                                     int64_t first_layer = 0) {
     StageBytes bytes;
     std::vector<LocalSizes> layers(size_t(stage.layers), stage);  // one at a time
-    std::vector<double> before{0};  // what forward keeps of the layers before each, and of all
+    std::vector<double> before{0};  // what forward keeps of all layers before each one, and of all
     for (size_t i = 0; i < layers.size(); ++i) {
         LocalSizes& one = layers[i];
         one.layers = 1, one.embedding = one.head = false;
@@ -287,7 +290,7 @@ inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& sh
     bytes.after_forward = before.back() + ends_kept.after_forward;
     bytes.after_backward_input = ends_kept.after_backward_input;
 
-    // `behind`: what the passes of later layers and the head keep for their weights.
+    // `behind`: the bytes that later layers and the head keep for their weight gradients.
     const auto backward = [&](LocalSizes sizes, double others, double behind) {
         bytes.at_backward = std::max(bytes.at_backward, others + activation_peak(sizes).bytes());
         sizes.split_backward = true;

@@ -50,7 +50,7 @@ public:
                 plain_.run_choices[key] =
                     from_bytes<int32_t>(rank.substr(at + key_bytes, token_bytes - key_bytes));
             }
-        // Between hosts, so that the report's counts of communication stay the run's.
+        // Between hosts, so that the report's counts of communication remain the run's.
         return world.broadcast_string(plain_.differ() ? "differ" : "", 0) == "differ";
     }
     std::vector<Flips> flips() const override { return plain_.flips(); }

@@ -1,6 +1,6 @@
 // --compare: a few steps of the same training with 1, 2, 4, ... ranks sharing the experts, and one
-// table: what a rank holds, what it sends for its tokens, how long a step takes, and that the loss
-// is the same.
+// table: a rank's memory, the bytes that it sends for its tokens, the time of a step, and whether
+// the loss is the same.
 #pragma once
 
 #include "lab/measure/measure.h"

@@ -1,5 +1,5 @@
-// What a run of this chapter sees besides its losses: the loads of the experts, the rows that
-// travelled, and the gradient's norm, added up in another way.
+// Observations of a run of this chapter: the loads of the experts, the rows that travelled, and the
+// gradient's norm, added up in another way.
 #pragma once
 
 #include "lab/verify/whole_values.h"
@@ -11,11 +11,11 @@ namespace ultrascale::expert_parallel {
 
 class ExpertRun {
 public:
-    // The most that this rank's activations take in a step, in bytes, in which each micro-batch had
-    // these rows.
+    // The most bytes that this rank's activations take in a step whose micro-batches had these
+    // rows.
     using Peak = std::function<double(const std::map<int, DispatchStatistics::ByLayer>& rows)>;
-    // `peak`: a composition's own; by default that of one micro-batch after the other through a
-    // whole model.
+    // `peak`: a composition's own; by default that of micro-batches that pass a whole model one
+    // after the other.
     ExpertRun(const StepShape& shape, const ExpertOptions& options, ExpertParallel& experts,
               Peak peak = {})
         : shape_(shape), options_(options), experts_(experts), peak_of_step_(std::move(peak)) {
@@ -31,7 +31,6 @@ public:
     }
     ExpertRun(const ExpertRun&) = delete;  // others keep a pointer to it
 
-    // At the end of each step.
     void add(const StepLoads& loads) {
         loads_.push_back(loads);
         const CapacityPlan::Dropped dropped = experts_.capacity().end_step();
@@ -44,10 +43,10 @@ public:
                 all_rows_ += layer_rows.at_experts, ++forwards_;
             }
     }
-    const std::vector<StepLoads>& loads() const { return loads_; }     // of each step
+    const std::vector<StepLoads>& loads() const { return loads_; }     // for each step
     const CapacityPlan::Dropped& dropped() const { return dropped_; }  // on this rank
-    // Rows that this rank's experts had in a forward of a layer: the most, if all experts had
-    // equally many, and on average.
+    // The rows that this rank's experts had in a forward of a layer: the most, the number if all
+    // experts had equally many, and the average.
     int64_t most_rows() const { return most_rows_; }
     double even_rows() const {
         return double(experts_.tokens(shape_.micro_batch * shape_.seq) *
@@ -57,7 +56,7 @@ public:
     const DispatchStatistics& statistics() const { return experts_.statistics(); }
     PredictedCommunication travelled() const { return sent_of(experts_.statistics()); }
 
-    // Of the whole run, for the rows that came.
+    // The prediction for the whole run, for the rows that arrived.
     Prediction predicted(const Prediction& fixed, int64_t steps) const {
         Prediction all = fixed.times(steps);
         all.communication += travelled();
@@ -80,7 +79,7 @@ public:
             sum += from_bytes<double>(rank_sum)[0];
         norm_apart_ = std::abs(squared / sum - 1);
     }
-    // Prints how far apart both are. Returns false if they differ.
+    // Prints how much the two norms differ. Returns false if it is too much.
     bool check_norm(Report& report) const {
         const bool ok = norm_apart_ <= 1e-6;
         print(

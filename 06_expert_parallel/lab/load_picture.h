@@ -1,5 +1,5 @@
-// --svg: the experts' shares of all choices over the steps of a run, loads.svg, of the first layer
-// with experts.
+// --svg: draws the experts' shares of all choices over the steps of a run, loads.svg, for the first
+// layer with experts.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// What the layers with which --verify compares (one_device_experts.h) share: their choices, and the
+// Shared by the layers with which --verify compares (one_device_experts.h): their choices, and the
 // auxiliary losses in double.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ultrascale::expert_parallel {
 
-// What the plain layers of one model share: the balance of its routers.
+// Shared by the plain layers of one model: the balance of its routers.
 class OneDeviceBalance {
 public:
     OneDeviceBalance(const LlamaConfig& config, const ExpertOptions& options, int64_t micro_batches,
@@ -24,9 +24,9 @@ public:
 
     const LlamaConfig config;
     const ExpertOptions options;
-    const int64_t micro_batches;  // of a step, as this training cuts it
-    // As the run under test cuts it: the tokens of a micro-batch, which a router sees at once; and
-    // those that travel together, of which an expert drops what is over its capacity.
+    const int64_t micro_batches;  // in a step, as this training cuts it
+    // As the tested run cuts it: the tokens of a micro-batch, which a router sees at once, and
+    // those that travel together, of which an expert drops those over its capacity.
     const int64_t tokens, chunk_tokens;
     OneDeviceChoices& choices;
 
@@ -34,7 +34,7 @@ public:
     std::map<int64_t, std::vector<Counts>> counts;  // by layer and segment, of this micro-batch
     std::map<int64_t, std::vector<float>> loads;    // by layer, of this step
 
-    // The factor of n p for a layer (4_balance.h); `tokens`: of a segment.
+    // The factor of n p for a layer (4_balance.h). `tokens`: those of a segment.
     double factor(double tokens) const {
         const double E = double(config.experts.count), k = double(config.experts.router.top_k),
                      L = double(config.layers - config.experts.first_dense),

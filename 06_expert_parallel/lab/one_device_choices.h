@@ -1,10 +1,10 @@
 // The choices of --verify's plain training, and how it follows a run's. A choice is a comparison:
-// where two experts' scores differ by less than rounding, two correct programs may choose
-// differently, and their results then differ by more than rounding. So where the run chose
-// otherwise, the plain training takes its side and notes the margin: how far apart the numbers were
-// that must have been in the other order. Whether that is rounding is judged at the end (verify.h).
+// if two experts' scores differ by less than rounding, two correct programs may choose differently,
+// and their results then differ by more than rounding. So if the run chose otherwise, the plain
+// training follows it and notes the margin: how far apart the numbers were that must have been in
+// the other order. Whether that is rounding is judged at the end (verify.h).
 //
-// Which choices an expert drops over its capacity is such a comparison, too (--drop score).
+// An expert's choice of what to drop over its capacity is such a comparison, too (--drop score).
 #pragma once
 
 #include <array>
@@ -23,12 +23,12 @@ public:
     using Experts = std::vector<int32_t>;
     std::map<Key, Experts> run_choices;  // as far as they are known
 
-    // most_followed: the largest margin with which the run's side is taken.
+    // most_followed: the largest margin with which the run is followed.
     explicit OneDeviceChoices(double most_followed) : most_followed_(most_followed) {}
     void begin_training() { made_.clear(), flips_.clear(); }
 
-    // A token goes this way; or as the run let it go, with weights from this route's scores.
-    // Returns the experts that dropped it there.
+    // Takes this route for a token, or the run's, with weights from this route's scores. Returns
+    // the experts that dropped the token in the run.
     std::vector<int> follow(const Key& key, Route& route, std::span<const float> bias,
                             const ops::RouterSettings& settings) {
         Choices::Flips& step = flips_of(key[0]);
@@ -52,14 +52,15 @@ public:
         }
         return dropped;
     }
-    // An expert dropped the choices with `mine`, the run those with `theirs`. Returns the ones that
-    // count. weights: what was compared, or empty where a position decides, which does not round.
+    // Here an expert dropped the choices marked in `mine`, in the run those in `theirs`. Returns
+    // the ones that count. weights: the compared numbers, or empty if a position decides, which
+    // does not round.
     std::vector<char> follow_drops(int64_t step, std::vector<char> mine, std::vector<char> theirs,
                                    const std::vector<double>& weights) {
         const auto known = run_choices.lower_bound({step});
         if (known == run_choices.end() || known->first[0] != step) return mine;
         int64_t others = 0;
-        double kept = INFINITY, dropped = 0;  // by the run: the smallest and the largest weight
+        double kept = INFINITY, dropped = 0;  // the run's smallest and largest weight
         for (size_t i = 0; i < mine.size(); ++i) {
             others += mine[i] != theirs[i];
             if (weights.empty()) continue;
@@ -74,7 +75,7 @@ public:
                    compared = as_many && !weights.empty();
         return flip(step, others, compared ? (dropped - kept) / dropped : INFINITY) ? theirs : mine;
     }
-    // The choices for a token as they were made in the end; dropped (k).
+    // Records the choices that were finally made for a token; dropped (k).
     void made(const Key& key, const Route& route, const char* dropped) {
         Made& made = made_[key];
         for (size_t j = 0; j < route.experts.size(); ++j)
@@ -84,7 +85,7 @@ public:
             made.scores.push_back(float(route.scores[size_t(e < 0 ? ~e : e)]));
     }
 
-    // Whether the run's choices are others than those that were made here.
+    // Whether the run's choices differ from those made here.
     bool differ() const {
         return std::ranges::any_of(run_choices, [&](const auto& choice) {
             const auto here = made_.find(choice.first);
@@ -109,7 +110,7 @@ private:
         if (flips_.size() <= size_t(step)) flips_.resize(size_t(step) + 1);
         return flips_[size_t(step)];
     }
-    // Whether the plain training takes the run's side.
+    // Whether the plain training follows the run.
     bool flip(int64_t step, int64_t choices, double margin) {
         Choices::Flips& flips = flips_of(step);
         flips.flipped += choices, flips.margin = std::max(flips.margin, margin);

@@ -1,5 +1,5 @@
-// The same layer the plain way, for --verify: a loop over tokens that chooses (2_route.h), a loop
-// over experts that computes, and sums on the host. It shares no code with the router's, the
+// The experts' layer in the plain way, for --verify: a loop over tokens that chooses (2_route.h), a
+// loop over experts that computes, and sums on the host. It shares no code with the router's, the
 // dispatch's and the balance's operations.
 #pragma once
 
@@ -121,14 +121,14 @@ public:
     }
 
 private:
-    // Of a micro-batch, until its backward.
+    // A micro-batch's data, kept until its backward.
     struct Tokens {
         Tensor x;                   // (N, h)
         std::vector<float> logits;  // (N, E)
         std::vector<Route> routes;
         std::vector<char> dropped, dropped_by_run;  // (N, k)
         std::vector<std::vector<int32_t>> rows;     // the tokens of each expert
-        std::vector<std::vector<float>> outs;       // what it made of them
+        std::vector<std::vector<float>> outs;       // the experts' outputs
         double weight(size_t e, int64_t n) const {
             return routes[size_t(n)].weights[path(e, size_t(n))];
         }
@@ -137,7 +137,6 @@ private:
             return size_t(std::ranges::find(chosen, int(e)) - chosen.begin());
         }
     };
-    // Moves the bias by the loads of the step before.
     void begin_step() {
         std::vector<float>& load = balance_->loads[layer_];
         if (bias_ && !load.empty()) {
@@ -201,7 +200,7 @@ private:
             for (int e : t.routes[n].experts)
                 ++counts[n / each][size_t(e)], ++balance_->loads[layer_][size_t(e)];
     }
-    // Over its capacity an expert drops the last tokens, or those with the smallest weights.
+    // Lets an expert over its capacity drop the last tokens, or those with the smallest weights.
     void drop(Tokens& t, Range tokens, int64_t capacity) {
         const bool by_score = balance_->options.drop == Drop::by_score;
         for (size_t e = 0; e < experts_.size(); ++e) {

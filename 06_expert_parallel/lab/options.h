@@ -3,11 +3,13 @@
 
 #include "comm/comm.h"
 #include "shared_options.h"
+#include "traps.h"
 
 namespace ultrascale::expert_parallel {
 
 struct Chapter {
     ExpertOptions experts;
+    ExpertTrap trap = ExpertTrap::none;
     bool compare = false;
     std::string demo;
 
@@ -25,7 +27,7 @@ struct Chapter {
             .between(1, 1 << 20);
         choices_.add_options(options, shared);
         std::vector<std::string> traps;
-        for (const auto& [name, trap] : trap_names()) traps.push_back(name);
+        for (const auto& [name, value] : trap_names()) traps.push_back(name);
         options.add("--trap", trap_, "Make a mistake, and see what finds it").one_of(traps);
         options
             .flag("--compare", compare,
@@ -44,7 +46,6 @@ struct Chapter {
             .reads({"--json", "--html"}, "its tokens are few enough to print");
     }
 
-    // The model's configuration with what the options change.
     LlamaConfig config(const Options& options) const {
         LlamaConfig config = choices_.config(options);
         if (config.experts.count == 0)
@@ -55,7 +56,7 @@ struct Chapter {
         return config;
     }
 
-    // Checks what depends on the model and the number of ranks, and completes the options.
+    // Checks the options that depend on the model and the number of ranks, and completes them.
     void check(const Options& options, const LlamaConfig& config) {
         const int ranks = Communicator::world().size();
         if (experts.ep == 0) experts.ep = ranks;
@@ -69,14 +70,14 @@ struct Chapter {
             user_error("--ep {}: it must divide the {}", experts.ep, format_count(E, "expert"));
         const int64_t seq = options.seq > 0 ? options.seq : config.default_seq;
         choices_.check(options, config, options.micro_batch * seq);
-        if (!trap_.empty()) experts.trap = trap_names().at(trap_);
-        if (experts.trap == ExpertTrap::weights_from_biased && !config.experts.selection_bias)
+        if (!trap_.empty()) trap = trap_names().at(trap_);
+        if (trap == ExpertTrap::weights_from_biased && !config.experts.selection_bias)
             user_error("--trap weights-from-biased: only with --balance bias there is a bias");
-        if (experts.trap == ExpertTrap::groups_masked_with_0 &&
+        if (trap == ExpertTrap::groups_masked_with_0 &&
             config.experts.router.top_groups == config.experts.router.groups)
             user_error("--trap groups-masked-with-0: no group is masked; see --groups");
-        const bool needs_loss = experts.trap == ExpertTrap::softmax_twice ||
-                                experts.trap == ExpertTrap::aux_times_micro_batches;
+        const bool needs_loss =
+            trap == ExpertTrap::softmax_twice || trap == ExpertTrap::aux_times_micro_batches;
         if (needs_loss && !experts.has_loss())
             user_error("--trap: there is no auxiliary loss to get wrong; see --aux-coef");
         if (!demo.empty()) options.refuse_figures("--demo " + demo);

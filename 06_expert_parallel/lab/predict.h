@@ -1,17 +1,17 @@
-// What a rank holds and sends, by formula.
+// Predicts by formula the bytes that a rank sends and holds.
 //
-// Sent. Of a layer with experts, in each forward: the counts (E numbers; with --dispatch rank n, to
-// all ranks), rows there and back, and their weights (a number a row) there; in each backward rows
-// there and back, and the gradients of weights back. With T tokens a rank, k choices, n ranks and e
-// bytes an element a balanced router sends
+// Sent, for a layer with experts: in each forward the counts (E numbers; with --dispatch rank n, to
+// all ranks), the rows there and back, and their weights (a number a row) there; in each backward
+// the rows there and back, and the gradients of the weights back. With T tokens a rank, k choices,
+// n ranks and e bytes an element a balanced router sends
 //
 //     T k h e (n-1)/n     in each of the four all-to-alls (--dispatch expert)
 //     T h e (n - 1) p     with one copy a rank, p = 1 - C(E - E/n, k) / C(E, k) (--dispatch rank)
 //
-// (with a capacity, T k is the number of all places). The exact figure follows from the counts that
-// came (dispatch_statistics.h), and equals what was counted.
+// (with a capacity, T k is the number of all places). The exact number follows from the actual
+// counts (dispatch_statistics.h), and equals the measured one.
 //
-// Held. Experts are shared by ep ranks, all else is copied; for activations see
+// Held: experts are shared by ep ranks, everything else is copied; for activations see
 // activations.h.
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace ultrascale::expert_parallel {
 
-// What the rows that came have sent.
+// The communication of the rows that arrived.
 inline PredictedCommunication sent_of(const DispatchStatistics& statistics) {
     PredictedCommunication communication;
     for (const auto& [call, sent] : statistics.sent())
@@ -28,15 +28,15 @@ inline PredictedCommunication sent_of(const DispatchStatistics& statistics) {
     return communication;
 }
 
-// With a balanced router, what --estimate predicts and the report calls the expectation: the rows
-// of a layer's experts in a micro-batch of which a rank routes so many `tokens`.
+// The rows of a layer's experts in a micro-batch of which a rank routes `tokens` tokens, if the
+// router is balanced. --estimate predicts them, and the report calls them expected.
 inline int64_t even_rows(const ExpertsConfig& e, const ExpertOptions& o, int64_t tokens) {
     const int64_t chunks = o.chunks_here();
     return o.capacity_factor > 0 ? chunks * e.count * capacity_of(o, e, tokens / chunks)
                                  : tokens * e.router.top_k;
 }
-// How many of n ranks (or nodes) that share so many experts equally a token's k choices go to, on
-// average.
+// The average number of ranks (or nodes), of n that share this many experts equally, to which a
+// token's k choices go.
 inline double ranks_of_token(int64_t experts, int64_t k, double n) {
     double none = 1;  // the probability that none of k experts is among a rank's
     for (int64_t j = 0; j < k; ++j)
@@ -45,7 +45,7 @@ inline double ranks_of_token(int64_t experts, int64_t k, double n) {
     return n * (1 - none);
 }
 // The stages of --dispatch rank: to the ranks, or with --max-nodes to nodes and then to their
-// ranks. The router chooses among the experts of as many nodes.
+// ranks. The router chooses among the experts of that many nodes.
 inline std::vector<DispatchStatistics::Rows::OfStage> balanced_stages(const ExpertsConfig& e,
                                                                       const ExpertOptions& o,
                                                                       int64_t tokens) {
@@ -74,7 +74,7 @@ inline DispatchStatistics::ByLayer balanced_rows(const LlamaConfig& config, cons
     return rows;
 }
 
-// Rows that a rank sends away in a dispatch, and that come back in a combine, on average.
+// The average number of rows that a rank sends away in a dispatch, and gets back in a combine.
 inline double expected_rows_away(const ExpertsConfig& e, const ExpertOptions& o, int64_t tokens) {
     const double n = o.ep,
                  copies = o.dispatch != Dispatch::rank
@@ -97,7 +97,8 @@ inline void add_sums(Prediction& prediction, const ParameterList& parameters, co
                                          p->local_numel() * dtype_bytes(grad_dtype));
 }
 
-// The step's loads, summed at its end over `all` ranks; and before it, with --aux-over global.
+// Adds the sums of the step's loads over `all` ranks at its end, and with --aux-over global also
+// before it.
 inline void add_loads(PredictedCommunication& step_communication, const ExpertOptions& o,
                       const LoadBalance& balance, const Group& all) {
     if (all.ranks == 1) return;
@@ -105,8 +106,8 @@ inline void add_loads(PredictedCommunication& step_communication, const ExpertOp
     if (o.counts_first())
         step_communication.add(all, Collective::all_reduce, 1, balance.counted_elements() * 4);
 }
-// The counts of an auxiliary loss, summed over the ranks that share a micro-batch's tokens in each
-// of a step's `forwards` of a layer with experts (not when one is recomputed).
+// Adds the sums of an auxiliary loss's counts over the ranks that share a micro-batch's tokens, in
+// each of a step's `forwards` of a layer with experts (except when one is recomputed).
 inline void add_count_sums(PredictedCommunication& step_communication, const StepShape& shape,
                            const ExpertOptions& o, const LoadBalance& balance, int64_t forwards) {
     if (!balance.sums_counts()) return;
@@ -115,7 +116,7 @@ inline void add_count_sums(PredictedCommunication& step_communication, const Ste
                            forwards * segments * shape.config.experts.count * 4);
 }
 
-// All but the activations and the rows: the same for every routing.
+// Predicts everything but the activations and the rows: this is the same for every routing.
 inline Prediction predict_fixed(const StepShape& shape, const ExpertOptions& o,
                                 const ParameterList& parameters, const Mesh& mesh,
                                 const LoadBalance& balance) {
@@ -126,15 +127,14 @@ inline Prediction predict_fixed(const StepShape& shape, const ExpertOptions& o,
     add_flops(prediction, shape, active_parameter_count(shape.config));
     add_sums(prediction, parameters, mesh, shape.grad_dtype);
     const Communicator &all = mesh.group({"dp", "ep"}), &ep = mesh.norm_group();
-    if (ep.size() > 1) prediction.communication.add(ep, Collective::all_reduce, 1, 8);  // the norm
-    if (all.size() == 1) return prediction;
-    prediction.communication.add(all, Collective::all_reduce, 1, 8);  // the loss
-    add_loads(prediction.communication, o, balance, all);
+    prediction.communication.add_scalar_sum(ep);   // the norm
+    prediction.communication.add_scalar_sum(all);  // the loss
+    if (all.size() > 1) add_loads(prediction.communication, o, balance, all);
     return prediction;
 }
 
-// What a balanced router sends in a step in which this rank's layers with experts see so many
-// micro-batches in all (layers x micro-batches).
+// Adds the rows of a balanced router in a step in which this rank's layers with experts see this
+// many micro-batches in all (layers x micro-batches).
 inline void add_balanced_rows(PredictedCommunication& step_communication, const StepShape& shape,
                               const ExpertOptions& o, int64_t tokens, int64_t micro_batches) {
     if (o.ep == 1) return;
@@ -158,7 +158,6 @@ inline void add_balanced_rows(PredictedCommunication& step_communication, const 
                                {passes * chunks, passes * even * 4, double(passes) * away * 4});
 }
 
-// A step with a balanced router.
 inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& o,
                                    const ParameterList& parameters, const Mesh& mesh,
                                    const LoadBalance& balance, int64_t accumulated) {

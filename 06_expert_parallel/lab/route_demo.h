@@ -1,13 +1,13 @@
 // --demo route: eight tokens on two ranks, four experts, two choices a token, step by step: scores,
-// choices and weights; rows sorted by expert; counts; who sends which rows to whom; what the
-// experts make of them; the way back, and each token's weighted sum
-// (the program applies the weights inside the experts, which is the same; 5_experts.h says why).
+// choices and weights; rows sorted by expert; counts; the rows that each rank sends to each; the
+// experts' outputs; the way back, and each token's weighted sum. (The program applies the weights
+// inside the experts, which is equivalent; 5_experts.h says why.)
 //
-// Row n of x is (n, 1), and expert e multiplies by e + 1, so that every number can be followed: a
+// Row n of x is (n, 1), and expert e multiplies by e + 1, so every number can be followed: a
 // token's second number ends as the weighted mean of its experts' factors.
 //
-// On exactly two ranks each is one of the two and really sends its rows. On any other number every
-// rank plays both, and rank 0 shows them.
+// With exactly two ranks, each plays one of the two and really sends its rows. With any other
+// number, every rank plays both, and rank 0 prints them.
 #pragma once
 
 #include <cmath>
@@ -39,7 +39,6 @@ inline std::string names(const Rows& rows) {
     return text.empty() ? " nothing" : text;
 }
 
-// One of the two ranks.
 class RankOfRoute {
 public:
     explicit RankOfRoute(int rank) : rank_(rank) {
@@ -48,7 +47,7 @@ public:
             for (int e = 0; e < experts; ++e) logits.push_back(logit(first() + n, e));
         for (int n = 0; n < tokens; ++n)
             routes_.push_back(route_token({&logits[size_t(n * experts)], experts}, {}, settings));
-        // The stable sort of all choices by expert.
+        // Sorts all choices by expert; the sort is stable.
         for (int e = 0; e < experts; ++e)
             for (int n = 0; n < tokens; ++n)
                 for (int j = 0; j < k; ++j)
@@ -92,8 +91,8 @@ public:
         return {counts_ + to * here, counts_ + (to + 1) * here};
     }
 
-    // Rows and counts from each rank: sorted by expert, computed, and back in the order in which
-    // they came.
+    // Takes rows and counts from each rank, sorts the rows by expert, computes, and restores the
+    // order in which they came.
     std::string compute(const std::vector<Rows>& from,
                         const std::vector<std::vector<int>>& counts) {
         std::string text = fmt::format("rank {}\n", rank_);
@@ -116,7 +115,7 @@ public:
     }
     const Rows& result_for(int rank) const { return results_[size_t(rank)]; }
 
-    // The rows that came back, rank after rank: in the order in which they were sent.
+    // Takes the rows that came back, rank after rank, in the order in which they were sent.
     std::string combine(const Rows& back, bool& ok) const {
         std::string text = fmt::format("rank {}\n", rank_);
         for (int n = 0; n < tokens; ++n) {
@@ -146,7 +145,7 @@ private:
         for (int e = 0; e < end; ++e) (e < begin ? first : last) += counts_[e];
         return {sorted_.begin() + first, sorted_.begin() + first + last};
     }
-    // Whether the operations that training uses choose and sort alike.
+    // Whether the operations that training uses make the same choices and sort alike.
     bool agrees(const std::vector<float>& logits) const {
         const auto empty = [](Shape shape, DType dtype) {
             return Tensor::empty(std::move(shape), dtype, Memory::workspace);
@@ -177,7 +176,6 @@ private:
     bool agrees_ = false;
 };
 
-// Lines of both ranks, side by side.
 inline void print_both(const std::vector<std::string>& texts) {
     std::vector<std::string> left, right;
     for (auto [text, lines] : {std::pair{texts[0], &left}, {texts[1], &right}})
@@ -192,7 +190,7 @@ inline void print_both(const std::vector<std::string>& texts) {
 inline bool demo_route(const Communicator& world) {
     using namespace route_demo;
     const bool real = world.size() == ranks;
-    std::vector<RankOfRoute> ours;  // of the two ranks, those that this process plays
+    std::vector<RankOfRoute> ours;  // the ranks that this process plays
     for (int r = 0; r < ranks; ++r)
         if (!real || r == world.rank()) ours.emplace_back(r);
     const auto both = [&](auto describe) {
@@ -216,7 +214,7 @@ inline bool demo_route(const Communicator& world) {
         "rows.");
     print_both(both([](const RankOfRoute& rank) { return rank.sends(); }));
 
-    // from[r]: what each of our ranks gets from rank r; counts likewise.
+    // from[r]: the rows that each of our ranks gets from rank r; counts likewise.
     std::vector<std::vector<Rows>> from(ours.size(), std::vector<Rows>(ranks));
     std::vector<std::vector<std::vector<int>>> counts(ours.size(),
                                                       std::vector<std::vector<int>>(ranks));

@@ -1,5 +1,5 @@
-// What only this chapter's report has: the experts' loads and what an uneven one costs, all-to-alls
-// as expected and as they came; --estimate's report; and the plain layers of --verify.
+// This chapter's part of the report: the experts' loads and the cost of uneven ones, expected and
+// actual all-to-alls; --estimate's report; and the plain layers of --verify.
 #pragma once
 
 #include <set>
@@ -146,7 +146,7 @@ inline void report_experts(Report& report, const Options& options, const StepSha
     report.value("all_to_all", "counted", counted);
 }
 
-// --estimate: the rank's parameters are only described; nothing is allocated.
+// --estimate: describes the rank's parameters without allocating anything.
 inline void print_estimate(const Options& options, const ExpertOptions& o, const StepShape& shape) {
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size() / o.ep}, {"ep", o.ep}});

@@ -1,4 +1,4 @@
-// The options of a model's experts and of their training, but --ep: what they change, and which of
+// The options of a model's experts and of their training except --ep: their effects, and which of
 // them exclude each other.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace ultrascale::expert_parallel {
 
-// What a checkpoint records besides the options that were given: defaults that differ between
-// models and programs.
+// The options that a checkpoint records besides the given ones: defaults that differ between models
+// and programs.
 inline std::map<std::string, std::string> recorded(const ExpertOptions& o) {
     std::map<std::string, std::string> options{
         {"--aux-coef", fmt::format("{}", o.aux_coefficient)}};
@@ -21,11 +21,11 @@ inline std::map<std::string, std::string> recorded(const ExpertOptions& o) {
 
 class ExpertChoices {
 public:
-    // Reads options into `chosen`, whose ep is given: 0 for all ranks.
+    // Reads options into `chosen`, whose ep is already set: 0 for all ranks.
     explicit ExpertChoices(ExpertOptions& chosen) : experts_(chosen) {}
     ExpertChoices(const ExpertChoices&) = delete;
 
-    // `prefix` precedes the names that other techniques have, too.
+    // `prefix` precedes the names that other techniques use as well.
     void add_options(OptionList& options, const Options& shared, const std::string& prefix = "--") {
         prefix_ = prefix;
         add_model(options);
@@ -68,7 +68,7 @@ public:
             .show_default();
     }
 
-    // The model's configuration with what the options change; a dense model's stays.
+    // The model's configuration as changed by the options; a dense model's is unchanged.
     LlamaConfig config(const Options& options) const {
         LlamaConfig config = options.config();
         ExpertsConfig& e = config.experts;
@@ -127,8 +127,8 @@ public:
         return config;
     }
 
-    // Checks what depends on the model and on the `tokens` that a rank routes of a micro-batch, and
-    // completes the options.
+    // Checks the options that depend on the model and on the `tokens` that a rank routes of a
+    // micro-batch, and completes them.
     void check(const Options& options, const LlamaConfig& config, int64_t tokens) {
         experts_.aux = config.experts.aux.value_or(experts_.aux);
         experts_.aux_coefficient = config.experts.aux_coefficient;
@@ -284,8 +284,9 @@ private:
     std::string prefix_, router_, renormalise_, balance_ = "loss";
 };
 
-// Why these options cannot work on shared tokens, of micro-batches of `sequences` sequences of
-// `seq` tokens, in a pipeline of `pp` ranks; empty: they can. All ranks that share tokens call it.
+// Why these options cannot work on shared tokens, for micro-batches of `sequences` sequences of
+// `seq` tokens, in a pipeline of `pp` ranks. Empty if they can. All ranks that share tokens call
+// it.
 inline std::string why_not(const ExpertOptions& o, const SharedTokens& shared, int64_t sequences,
                            int64_t seq, int64_t pp) {
     if (pp > 1 && o.counts_first())
@@ -298,7 +299,7 @@ inline std::string why_not(const ExpertOptions& o, const SharedTokens& shared, i
     if (o.capacity_factor > 0)
         return "--capacity-factor would drop other rows where ranks share a micro-batch's tokens";
     if (!o.has_loss() || o.aux != Aux::sequence) return "";
-    // Its segments are equally many neighbouring rows for each sequence.
+    // Its segments are an equal number of neighbouring rows for each sequence.
     const int64_t rows = sequences * seq / shared.count();
     bool equal = rows % sequences == 0;
     const std::vector<int64_t> tokens = shared.tokens_of(rows);

@@ -12,9 +12,10 @@
 // LAUNCH(vector_add, blocks, threads, shared bytes)(c, a, b, n) also checks for errors; without a
 // GPU it executes the kernel on the CPU (common/emulator).
 //
-// Device code is what a single thread does. __global__ marks a kernel, which the host launches, and
-// __device__ a function that kernels call. A thread computes from its place in the grid which
-// element is its own, and does nothing if there is none: the last block may reach past the end.
+// Device code describes the work of a single thread. __global__ marks a kernel, which the host
+// launches, and __device__ a function that kernels call. A thread computes from its place in the
+// grid which element is its own, and does nothing if there is none: the last block may reach past
+// the end.
 //
 //     block 0           block 1           block 2
 //     [0 1 2 ... 255]   [0 1 2 ... 255]   [0 1 2 ... ]   threadIdx.x

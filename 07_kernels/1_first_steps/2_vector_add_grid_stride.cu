@@ -1,8 +1,8 @@
 // A grid-stride loop: there are as many blocks as the GPU can hold at once, and each thread takes
 // every (number of threads)-th element.
 //
-// The same kernel works for any n and any grid, blocks are started once, and what all elements have
-// in common is computed once per thread. In each iteration the threads of a warp still touch
+// The same kernel works for any n and any grid, blocks are started once, and values that all
+// elements share are computed once per thread. In each iteration the threads of a warp still touch
 // neighbouring elements: since the stride is the whole grid, the accesses stay coalesced.
 #include "../kernel.h"
 
@@ -10,7 +10,7 @@ namespace ultrascale::kernels {
 namespace {
 
 __global__ void vector_add(float* c, const float* a, const float* b, int64_t n) {
-    // exercise 07.1 begin: from its place in the grid on, every (threads of the grid)-th element
+    // exercise 07.1 begin: a thread begins at its place in the grid, steps by the number of threads
     const int64_t all = int64_t(gridDim.x) * blockDim.x;
     for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += all)
         c[i] = a[i] + b[i];

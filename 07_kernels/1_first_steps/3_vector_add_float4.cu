@@ -1,11 +1,11 @@
 // 16-byte accesses: a thread loads float4s. A quarter of the instructions ask for the same bytes,
-// so each thread has more bytes in flight, which is what hides the memory's latency (Little's law:
-// 4.8 TB/s times 600 ns are 2.9 MB at any moment, over all SMs).
+// so each thread has more bytes in flight, which hides the memory's latency (Little's law: 4.8 TB/s
+// times 600 ns are 2.9 MB at any moment, over all SMs).
 //
 // There is no loop any more. In a grid-stride loop every thread has the same share of the work, but
-// not every SM gets the same share of the bandwidth, and the slowest decides. Here each block takes
-// 256 float4s and goes to whichever SM is free. (On an H200, float4s in a loop reach 94 % of a
-// copy's bandwidth, this kernel 101 %.)
+// not every SM gets the same share of the bandwidth, and the slowest decides. Here each block
+// handles 256 float4s and goes to whichever SM is free. (On an H200, float4s in a loop reach 94 %
+// of a copy's bandwidth, this kernel 101 %.)
 //
 // Addresses must be multiples of 16. A tensor's first address is one; the elements after the last
 // float4 are added one by one.

@@ -1,5 +1,5 @@
-// ELU: y = x where x > 0, else exp(x) - 1; the playbook's example of what torch.compile and Triton
-// make of a few element-wise operations.
+// ELU: y = x if x > 0, else exp(x) - 1. It is the playbook's example of how torch.compile and
+// Triton compile a few element-wise operations.
 //
 // As separate operations (compare, exp, subtract, select) it would move the tensor through memory
 // four times; in one kernel the intermediate values stay in registers. exp takes some instructions,
@@ -11,7 +11,7 @@ namespace {
 
 __global__ void elu(float* y, const float* x, int64_t n) {
     const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    // expm1: accurate for small x, where exp(x) - 1 cancels
+    // expm1 is accurate for small x, where exp(x) - 1 cancels.
     if (i < n) y[i] = x[i] > 0 ? x[i] : expm1f(x[i]);
 }
 

@@ -1,6 +1,6 @@
-// ELU with what vector_add showed: float4s, and blocks that go to whichever SM is free. Each thread
-// loads two float4s before it looks at the first: while it computes the exponentials, too few bytes
-// would be in flight otherwise.
+// ELU with the steps of vector_add: float4s, and blocks that go to whichever SM is free. Each
+// thread loads two float4s before it looks at the first; otherwise too few bytes would be in flight
+// while it computes the exponentials.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

@@ -1,8 +1,8 @@
 // SwiGLU: y = silu(gate) * up, where a row of the input holds gate and up side by side, (N, 2F) ->
 // (N, F), in bf16.
 //
-// One thread per element. A warp's load of 2-byte elements is two sectors: as many requests as for
-// floats move half the bytes.
+// There is one thread per element. A warp's load of 2-byte elements covers two sectors: as many
+// requests as for floats move half the bytes.
 #include <cuda_bf16.h>
 
 #include "../kernel.h"

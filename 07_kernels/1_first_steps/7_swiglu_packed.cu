@@ -1,9 +1,9 @@
 // SwiGLU with 8 bf16 (16 bytes) per thread, if rows are multiples of 8, and without the division i
-// / F, which takes a GPU some 50 instructions for 64 bits: a block works on one row or a part of
+// / F, which takes a GPU about 50 instructions for 64 bits: a block works on one row or a part of
 // it, so no thread needs to divide. A block has 512 threads, so it covers a row of 4096, and blocks
 // that run at the same time read whole rows side by side. (With 128 threads it covers a quarter of
-// its row, blocks of neighbouring rows run together, and what they read lies 16 KiB apart: 96
-// instead of 99 % of a copy's bandwidth on an H200.) The hint to L2 (l2.cuh) gains 0.7 %.
+// its row, blocks of neighbouring rows run together, and their reads lie 16 KiB apart: 96 instead
+// of 99 % of a copy's bandwidth on an H200.) The hint to L2 (l2.cuh) gains 0.7 %.
 #include <cuda_bf16.h>
 
 #include "../kernel.h"

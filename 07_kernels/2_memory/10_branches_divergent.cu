@@ -1,5 +1,5 @@
 // Control divergence: a warp issues one instruction at a time, for those of its threads that have
-// reached it. Where threads take different branches, the warp executes one branch after the other,
+// reached it. If threads take different branches, the warp executes one branch after the other,
 // each without the other's threads.
 //
 // Here odd and even elements are treated differently (256 multiply-adds; x is added or subtracted),

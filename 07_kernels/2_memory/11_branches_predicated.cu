@@ -1,8 +1,8 @@
-// The same with the decision in the data: each thread selects what it adds. Then all threads of the
-// warp take the same path, and a warp executes 256 multiply-adds instead of 512.
+// The decision moves into the data: each thread selects the number that it adds. Then all threads
+// of the warp take the same path, and a warp executes 256 multiply-adds instead of 512.
 //
-// Where two branches have nothing in common, sort the elements so that whole warps take one branch:
-// i / 32 % 2 instead of i % 2.
+// If two branches have nothing in common, sort the elements so that whole warps take one branch: i
+// / 32 % 2 instead of i % 2.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

@@ -1,4 +1,4 @@
-// Transpose: out (columns, rows) = in (rows, columns). One thread per element.
+// Transpose: out (columns, rows) = in (rows, columns), with one thread per element.
 //
 // A warp reads 32 neighbours of a row: four sectors. It writes them to 32 rows of the output: 32
 // sectors, and it fills an eighth of each. Neighbouring warps fill the rest, if the sectors are

@@ -13,7 +13,7 @@ namespace {
 constexpr int side = 32, thread_rows = 8;
 
 __global__ void transpose(float* out, const float* in, int64_t rows, int64_t columns) {
-    // exercise 07.2 begin: the tile by rows in, by columns out; no two threads in one bank
+    // exercise 07.2 begin: load the tile by rows, store it by columns; no bank conflicts
     __shared__ float tile[side][side + 1];
     const int64_t row0 = int64_t(blockIdx.y) * side, column0 = int64_t(blockIdx.x) * side;
     const int x = threadIdx.x;

@@ -10,12 +10,12 @@
 //                                     [t1 .. ]
 //
 // Neighbouring threads now use banks that are 4 apart, so some conflicts remain: two turns instead
-// of one. The time that global memory takes hides them.
+// of one. The time of the global memory accesses hides them.
 //
 // Blocks that run at the same time lie below each other in `in`, so side by side in `out`:
 // neighbouring writes matter even more than neighbouring reads (on an H200, 96.2 % of a copy's
 // bandwidth, and 94.5 % if the blocks lie side by side in `in`). No element is needed again:
-// load_evict_last and __stcs tell L2 what to give up first (l2.cuh; 97.8 %, with __ldcs 96.9,
+// load_evict_last and __stcs tell L2 which lines to evict first (l2.cuh; 97.8 %, with __ldcs 96.9,
 // without hints 91.5).
 #include "../kernel.h"
 #include "cuda/l2.cuh"

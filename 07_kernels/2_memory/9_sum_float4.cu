@@ -1,6 +1,6 @@
-// The end of a sum now takes no time; the reads do. Each thread loads eight float4s before it adds
-// the first, which keeps 128 bytes per thread in flight. Each block takes 4096 of them and goes to
-// whichever SM is free (1_first_steps/3_vector_add_float4.cu).
+// The end of a sum now takes almost no time; the reads do. Each thread loads eight float4s before
+// it adds the first, which keeps 128 bytes per thread in flight. Each block handles 4096 of them
+// and goes to whichever SM is free (1_first_steps/3_vector_add_float4.cu).
 #include "../kernel.h"
 
 namespace ultrascale::kernels {

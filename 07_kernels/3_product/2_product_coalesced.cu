@@ -1,5 +1,5 @@
-// The same with rows and columns exchanged: threadIdx.x walks along the columns, a warp has one row
-// and 32 neighbouring columns.
+// Rows and columns are exchanged: threadIdx.x walks along the columns, and a warp has one row and
+// 32 neighbouring columns.
 //
 //                columns
 //                B  | | | |            - a load of B has 32 neighbours: 128 bytes, 4 sectors, all

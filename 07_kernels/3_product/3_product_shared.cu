@@ -1,5 +1,5 @@
-// Tiles in shared memory: a block computes 32 x 32 results and brings the rows and columns for them
-// to its SM once, 32 of K at a time.
+// Tiles in shared memory: a block computes 32 x 32 results and loads the rows and columns for them
+// into its SM once, 32 of K at a time.
 //
 //                       B  +----+
 //              k ->        | b  |  32 x 32    for each step along K:
@@ -8,7 +8,7 @@
 //             | a  |  ->   | C  |                 each thread adds 32 products, read from shared
 //             +----+       +----+                 memory; wait for all
 //
-// An element that came from global memory is used 32 times: a 32nd of the traffic. The price is two
+// An element from global memory is used 32 times, so the traffic falls to a 32nd. The price is two
 // loads from shared memory for each multiply-add (nvcc joins the loads of four neighbours in a into
 // one). An SM can do 128 multiply-adds per clock, but in a clock its shared memory serves only one
 // warp's load: 32 numbers, or one number for 32 threads.
@@ -26,15 +26,15 @@ __global__ void __launch_bounds__(tile* tile)
     const int x = int(threadIdx.x), y = int(threadIdx.y);
     const int64_t row = int64_t(blockIdx.y) * tile + y, column = int64_t(blockIdx.x) * tile + x;
     float sum = 0;
-    // exercise 07.4 begin: bring a 32 x 32 tile of each, meet, add 32 products, meet
+    // exercise 07.4 begin: load a 32 x 32 tile of each, wait, add 32 products, wait
     for (int64_t k0 = 0; k0 < K; k0 += tile) {
-        // Zeros outside the matrices add nothing. A thread without a result still brings its
+        // Zeros outside the matrices add nothing. A thread without a result still loads its
         // elements and waits with the others.
         a[y][x] = row < M && k0 + x < K ? A[row * K + k0 + x] : 0;
         b[y][x] = k0 + y < K && column < N ? B[(k0 + y) * N + column] : 0;
         __syncthreads();
         for (int k = 0; k < tile; ++k) sum += a[y][k] * b[k][x];
-        __syncthreads();  // all have read before the next tiles come
+        __syncthreads();  // all have read before the next tiles arrive
     }
     // exercise 07.4 end
     if (row < M && column < N) C[row * N + column] = sum;

@@ -1,5 +1,5 @@
-// More work per thread (thread coarsening): each has 8 results in one column, and a number that it
-// reads from b serves all eight.
+// More work per thread (thread coarsening): each thread has 8 results in one column, and a number
+// that it reads from b serves all eight.
 //
 //                      b  16 x 64               for each k:
 //                    +----------+                   1 load  of b[k][column], kept in a register
@@ -19,7 +19,7 @@ namespace {
 // Other texts call tile BM = BN, k_step BK, and results TM (from the next kernel on, TM = TN).
 constexpr int tile = 64;    // rows and columns of C per block
 constexpr int k_step = 16;  // k per step
-constexpr int results = 8;  // of a thread, in one column
+constexpr int results = 8;  // a thread's, in one column
 constexpr int threads = tile * tile / results;
 
 __global__ void __launch_bounds__(threads)
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(threads)
             int64_t M, int64_t N, int64_t K) {
     __shared__ float a[tile][k_step], b[k_step][tile];
     const int64_t row0 = int64_t(blockIdx.y) * tile,
-                  column0 = int64_t(blockIdx.x) * tile;  // of the block
+                  column0 = int64_t(blockIdx.x) * tile;  // the block's
     const int thread = int(threadIdx.x), column = thread % tile, row = thread / tile * results;
     float sum[results] = {};
     for (int64_t k0 = 0; k0 < K; k0 += k_step) {

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int tile = 128;               // rows and columns of C per block
 constexpr int k_step = 8;               // k per step: 4 KiB of a and 4 of b
-constexpr int results = 8;              // of a thread, in each direction
+constexpr int results = 8;              // a thread's, in each direction
 constexpr int across = tile / results;  // 16 x 16 threads, and the distance of a thread's rows
 constexpr int threads = across * across;
 
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(threads, 2)  // 2 blocks per SM: at most 128 r
             int64_t M, int64_t N, int64_t K) {
     __shared__ float a[tile][k_step], b[k_step][tile];
     const int64_t row0 = int64_t(blockIdx.y) * tile,
-                  column0 = int64_t(blockIdx.x) * tile;  // of the block
+                  column0 = int64_t(blockIdx.x) * tile;  // the block's
     const int thread = int(threadIdx.x), x = thread % across, y = thread / across;
     float sum[results][results] = {};
     for (int64_t k0 = 0; k0 < K; k0 += k_step) {

@@ -1,5 +1,5 @@
-// 16-byte loads, from global and from shared memory: a quarter of the load instructions, so
-// that more of the instructions multiply.
+// 16-byte loads, from global and from shared memory, need a quarter of the load instructions, so
+// more of the instructions multiply.
 //
 //   A thread needs four rows of a at one k. In shared memory they are neighbours if a is stored
 //   there transposed, k by k:
@@ -29,7 +29,7 @@ __device__ float4 load4(const float* matrix, int64_t rows, int64_t columns, int6
                         int64_t column) {
     const float* from = matrix + row * columns + column;
     if (row >= rows || column >= columns) return make_float4(0, 0, 0, 0);
-    // otherwise rows do not all begin at multiples of 16 bytes
+    // Otherwise not all rows begin at multiples of 16 bytes.
     if (columns % 4 == 0) return *reinterpret_cast<const float4*>(from);
     const int64_t left = columns - column;
     return make_float4(from[0], left > 1 ? from[1] : 0, left > 2 ? from[2] : 0,
@@ -40,14 +40,14 @@ __global__ void __launch_bounds__(threads, 2)  // 2 blocks per SM: at most 128 r
             int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[k_step][tile + padding], b[k_step][tile];
     const int64_t row0 = int64_t(blockIdx.y) * tile,
-                  column0 = int64_t(blockIdx.x) * tile;  // of the block
+                  column0 = int64_t(blockIdx.x) * tile;  // the block's
     const int thread = int(threadIdx.x), x = thread % across * 4, y = thread / across * 4;
     const int a_row = thread / 2,
-              a_k = thread % 2 * 4;  // what this thread brings of A: 128 rows of two float4s
+              a_k = thread % 2 * 4;  // this thread's part of A: 128 rows of two float4s
     const int b_k = thread / (tile / 4),
               b_column = thread % (tile / 4) * 4;  // and of B: 8 rows of 32 float4s
     float sum[2][2][4][4] = {};
-    // exercise 07.7 begin: a float4 of A, transposed, and one of B; 8 x 8 products a thread
+    // exercise 07.7 begin: load a float4 of A, transposed, and one of B; 8 x 8 products
     for (int64_t k0 = 0; k0 < K; k0 += k_step) {
         const float4 loaded_a = load4(A, M, K, row0 + a_row, k0 + a_k);
         a[a_k + 0][a_row] = loaded_a.x, a[a_k + 1][a_row] = loaded_a.y,

@@ -40,9 +40,9 @@ __global__ void __launch_bounds__(threads, 2)  // 2 blocks per SM: at most 128 r
             int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[2][k_step][tile + padding], b[2][k_step][tile];
     const int64_t row0 = int64_t(blockIdx.y) * tile,
-                  column0 = int64_t(blockIdx.x) * tile;  // of the block
+                  column0 = int64_t(blockIdx.x) * tile;  // the block's
     const int thread = int(threadIdx.x), x = thread % across * 4, y = thread / across * 4;
-    // This thread brings one k of every 32nd row of A (a warp: 8 k, one sector, of 4 rows, into 32
+    // This thread loads one k of every 32nd row of A (a warp: 8 k, one sector, of 4 rows, into 32
     // different banks) and four columns of B.
     const int a_k = thread % k_step, a_row = thread / k_step;
     const int b_k = thread / (tile / 4), b_column = thread % (tile / 4) * 4;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(threads, 2)  // 2 blocks per SM: at most 128 r
     int now = 0;  // the buffer that is multiplied
     begin_load(now, 0);
     for (int64_t k0 = 0; k0 < K; k0 += k_step, now = 1 - now) {
-        __pipeline_wait_prior(0);  // this thread's copies have come
+        __pipeline_wait_prior(0);  // this thread's copies have arrived
         __syncthreads();           // so have all threads'; and all have read the other buffer
         if (k0 + k_step < K) begin_load(1 - now, k0 + k_step);
 #pragma unroll

@@ -23,7 +23,7 @@
 // other waits at its barrier. A step of 16 k means one barrier for 1024 multiply-adds of a thread,
 // and 33 KB of shared memory per block.
 //
-// What still separates it from cuBLAS: a multiply-add has three operands, and registers lie in
+// One difference from cuBLAS remains: a multiply-add has three operands, and registers lie in
 // banks, too. ncu calls the wait for them "dispatch stall".
 #include "tiles.cuh"
 
@@ -43,20 +43,20 @@ __global__ void __launch_bounds__(threads, 2)
             int64_t M, int64_t N, int64_t K) {
     __shared__ __align__(16) float a[2][k_step][tile + padding], b[2][k_step][tile];
     const int64_t row0 = int64_t(blockIdx.y) * tile,
-                  column0 = int64_t(blockIdx.x) * tile;  // of the block
+                  column0 = int64_t(blockIdx.x) * tile;  // the block's
     const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int y = warp / warps_across * warp_rows +
                   lane / 2 % lane_rows * 4;  // first row of this thread in the block's tile
     const int x =
         warp % warps_across * warp_columns + (lane / 8 * 2 + lane % 2) * 4;  // and first column
 
-    // What this thread brings: two k of every 32nd row of A, four columns of every 8th row of B.
+    // This thread loads two k of every 32nd row of A, and four columns of every 8th row of B.
     const int a_k = thread % 8, a_row = thread / 8, b_k = thread / 32, b_column = thread % 32 * 4;
-    constexpr int a_rows = threads / 8, b_rows = threads / 32;  // that all threads bring at a time
+    constexpr int a_rows = threads / 8, b_rows = threads / 32;  // that all threads load at a time
     const bool whole = row0 + tile <= M && column0 + tile <= N && N % 4 == 0;
     const float *a_from = A + (row0 + a_row) * K + a_k, *b_from = B + b_k * N + column0 + b_column;
     const auto begin_load = [&](int buffer, int64_t k0) {  // and moves on to the next step
-        // no bounds checks: they would take as many instructions as the copies
+        // There are no bounds checks, since they would take as many instructions as the copies.
         if (whole && k0 + k_step <= K) {
 #pragma unroll
             for (int r = 0; r < tile; r += a_rows)
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(threads, 2)
 
     float sum[squares_down][squares_across][4][4] = {};
     float a_values[2][squares_down][4],
-        b_values[2][squares_across][4];  // of this k, and of the next
+        b_values[2][squares_across][4];  // for this k, and for the next
     int now = 0;                         // the buffer that is multiplied
     const auto load_values = [&](int k) {
 #pragma unroll
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(threads, 2)
     };
     begin_load(now, 0);
     for (int64_t k0 = 0; k0 < K; k0 += k_step, now = 1 - now) {
-        __pipeline_wait_prior(0);  // this thread's copies have come
+        __pipeline_wait_prior(0);  // this thread's copies have arrived
         __syncthreads();           // so have all threads'; and all have read the other buffer
         load_values(0);
         if (k0 + k_step < K) begin_load(1 - now, k0 + k_step);

@@ -1,6 +1,6 @@
 // Tensor cores: a linear layer C = A B^T in bf16, with an instruction that a whole warp executes
 // together, mma.sync m16n8k16: 2048 multiply-adds on operands that are spread over its 32 lanes.
-// (common/cuda/mma.cuh: which lane holds what, and what the functions here do.)
+// (common/cuda/mma.cuh says which lane holds what, and describes the functions used here.)
 //
 //     block 128 x 256, 64 of K at a time        warp 64 x 64, 16 of K at a time: 4 x 8 instructions
 //                  B: 256 rows of 64 k                      b: 4 loads of ldmatrix, two 16 x 8 each
@@ -48,16 +48,16 @@ constexpr int a_tiles = warp_tile / 16,
               b_pairs = warp_tile / 16;  // of 16 rows, of two times 8 columns
 constexpr int tiles_below = 16;          // tiles below each other before the next column's
 
-// A stage: 128 rows of A, then 256 of B, k_step of each. The copies are begun in three parts of 128
+// A stage: 128 rows of A, then 256 of B, k_step of each. Its copies begin in three parts of 128
 // rows.
 constexpr int part_rows = 128, parts = 3, stage_elements = parts * part_rows * k_step;
 static_assert(parts * part_rows == tile_rows + tile_columns && part_rows == tile_rows);
 template <int stages>
 constexpr size_t shared_bytes = stages* stage_elements * sizeof(Element);
 
-// Begins to copy 128 rows of 64 k; zeros outside the matrix. 8 threads bring a row's 128 bytes, so
-// a thread has every 32nd row. `from` is its first chunk; `rows` and `ks`, counted from there, are
-// inside.
+// Begins to copy 128 rows of 64 k, with zeros outside the matrix. 8 threads copy a row's 128 bytes,
+// so a thread has every 32nd row. `from` is its first chunk; `rows` and `ks`, counted from there,
+// are inside.
 template <bool aligned>
 __device__ void begin_copy(Element* part, const Element* from, int64_t K, int rows, int ks) {
     const int first = int(threadIdx.x) / 8, chunk = int(threadIdx.x) % 8;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(threads, 1)
     const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32;
     const int warp_row = warp / (tile_columns / warp_tile) * warp_tile,
               warp_column = warp % (tile_columns / warp_tile) * warp_tile;
-    // This thread's first chunks of A and B, and how many rows and k are inside from there on.
+    // This thread's first chunks of A and B, and how many rows and k lie inside from there.
     const int copy_row = int(threadIdx.x) / 8, copy_k = int(threadIdx.x) % 8 * 8;
     const Element *a_from = A + (row0 + copy_row) * K + copy_k,
                   *b_from = B + (column0 + copy_row) * K + copy_k;
@@ -140,11 +140,11 @@ __global__ void __launch_bounds__(threads, 1)
         for (int k16 = 0; k16 < k_step / 16; ++k16) {
             const bool last = k16 == k_step / 16 - 1;
             if (last) {
-                // Up to here step s has committed groups 0 .. s + stages - 1, and 0 .. s + 1 must
-                // have arrived.
+                // By now step s has committed groups 0 .. s + stages - 1, and 0 .. s + 1 must have
+                // arrived.
                 copy_async_wait<stages - 2>();
-                // All threads' copies have arrived, and nobody reads this step's stage any more:
-                // its fragments are all in registers.
+                // All threads' copies have arrived, and this step's stage has been read: its
+                // fragments are all in registers.
                 __syncthreads();
             }
             load_fragments((k16 + 1) % 2, last ? next : stage,
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(threads, 1)
             for (int i = 0; i < a_tiles; ++i)
 #pragma unroll
                 for (int j = 0; j < 2 * b_pairs;
-                     ++j) {  // there and back: at the turn, the tile of B is used twice in a row
+                     ++j) {  // back and forth: at the turn, the tile of B is used twice in a row
                     const int n = i % 2 == 0 ? j : 2 * b_pairs - 1 - j;
                     mma(sum[i][n], a[k16 % 2][i], b[k16 % 2][n / 2][n % 2 * 2],
                         b[k16 % 2][n / 2][n % 2 * 2 + 1]);
@@ -166,7 +166,8 @@ __global__ void __launch_bounds__(threads, 1)
     __syncthreads();
 
     const int64_t row = row0 + warp_row, column = column0 + warp_column;
-    // through shared memory, where each warp has 8 KiB, so that whole sectors are written
+    // Results go through shared memory, where each warp has 8 KiB, so that whole sectors are
+    // written.
     if (N % 8 == 0 && column + warp_tile <= N) {
         Element* results = all_stages + warp * warp_tile * warp_tile;
 #pragma unroll

@@ -1,8 +1,8 @@
 // cuBLAS's fp8 product, for the column "of cuBLAS": e4m3 in, bf16 out, with one scale per matrix or
 // per block. As in common/cuda/ops_matmul.cpp, our row-major tensors are column-major to cuBLAS, so
 // its A is our B and its D is our C transposed; and the fastest of the kernels that it proposes is
-// used. Described in the cuBLAS manual, "Narrow Precision Data Types Usage" and "128-element 1D and
-// 128x128 2D Block Scaling".
+// used. The cuBLAS manual describes it in "Narrow Precision Data Types Usage" and "128-element 1D
+// and 128x128 2D Block Scaling".
 #include "../problem.h"
 
 #ifdef ULTRASCALE_CUDA
@@ -14,7 +14,7 @@
 namespace ultrascale::kernels {
 namespace {
 
-// The product at one size. Lives as long as the program.
+// The product at one size. It lives as long as the program.
 class Plan {
 public:
     explicit Plan(const Arguments& args) {
@@ -28,7 +28,7 @@ public:
                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
         set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
                                                       : CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F);
-        // sums all of K on tensor cores, as 7_product_fp8.cu does
+        // Sums all of K on tensor cores, as 7_product_fp8.cu does.
         if (!blocks) set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(1));
         cublas_check(cublasLtMatrixLayoutCreate(&b_, CUDA_R_8F_E4M3, K, N, int64_t(K)));
         cublas_check(cublasLtMatrixLayoutCreate(&a_, CUDA_R_8F_E4M3, K, M, int64_t(K)));
@@ -40,7 +40,7 @@ public:
         if (cublasLtMatmulAlgoGetHeuristic(cublas_handle(), operation_, b_, a_, c_, c_, preference,
                                            int(proposals.size()), proposals.data(),
                                            &found) != CUBLAS_STATUS_SUCCESS)
-            found = 0;  // it refuses sizes that it has no kernel for
+            found = 0;  // it refuses sizes for which it has no kernel
         cublas_check(cublasLtMatmulPreferenceDestroy(preference));
         proposals.resize(size_t(found));
         std::erase_if(proposals,
@@ -76,7 +76,7 @@ private:
     }
     cublasLtMatmulDesc_t operation_ = nullptr;
     cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
-    // the fastest kernel; empty if cuBLAS has none for this size
+    // The fastest kernel; empty if cuBLAS has none for this size.
     std::optional<cublasLtMatmulHeuristicResult_t> kernel_;
 };
 

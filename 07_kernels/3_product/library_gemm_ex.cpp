@@ -1,6 +1,6 @@
 // cuBLAS as most programs call it, PyTorch among them: cublasGemmEx, which chooses a kernel from
 // the shape alone. The column "of cuBLAS", in contrast, compares with the fastest of all kernels
-// that it could have chosen (common/cuda/ops_matmul.cpp); finding that one takes timing them.
+// that it could have chosen (common/cuda/ops_matmul.cpp), which can only be found by timing them.
 #include "../problem.h"
 
 #ifdef ULTRASCALE_CUDA

@@ -1,6 +1,6 @@
 // Family 3: the matrix product, the operation in which a Transformer spends most of its time. Each
 // of M N results takes K multiply-adds, on K (M + N) inputs in all: large products are limited by
-// arithmetic, but only if each number that was read is used again and again.
+// arithmetic, but only if each number is used many times after it was read.
 #include <algorithm>
 #include <utility>
 
@@ -22,8 +22,8 @@ std::vector<Problem> product() {
     Problem fp32{.name = "product", .dimensions = dimensions};
     fp32.timed = {{4096, 4096, 4096}};
     fp32.observed = {{256, 256, 64}};
-    // Where K > 1, a row has more than two columns: a shorter one is sometimes near 0, and its
-    // relative error large.
+    // If K > 1, a row has more than two columns: a shorter row is sometimes near 0, and its
+    // relative error is then large.
     fp32.awkward = {{1, 1, 1},  {37, 1, 1},   {3, 5, 7},     {70, 6, 100},
                     {1, 64, 9}, {33, 65, 17}, {64, 132, 36}, {130, 131, 129}};
     fp32.inputs = [](const Sizes& s) { return std::vector<Input>{{{s[0], s[2]}}, {{s[2], s[1]}}}; };
@@ -42,12 +42,12 @@ std::vector<Problem> product() {
         return true;
     };
 
-    // A linear layer: C (M, N) = A (M, K) B^T, B (N, K), as weights are kept; a dot product of two
-    // rows for each result
+    // A linear layer: C (M, N) = A (M, K) B^T, B (N, K), which is how weights are kept; each result
+    // is a dot product of two rows.
     Problem bf16{.name = "product bf16", .dimensions = dimensions};
     bf16.timed = {{4096, 4096, 4096}, {8192, 8192, 8192}};
     bf16.observed = {{256, 512, 448}};
-    // Here, too, rows have more than two columns where K > 1, also in their last piece of 256
+    // Here, too, rows have more than two columns if K > 1, and so does their last piece of 256
     // (check.h). In the last two sizes each block of a persistent kernel computes several tiles.
     bf16.awkward = {{1, 1, 1},       {3, 5, 7},        {1, 8, 64},      {33, 65, 17},
                     {128, 256, 64},  {130, 264, 72},   {257, 24, 1000}, {100, 278, 130},
@@ -73,9 +73,9 @@ std::vector<Problem> product() {
         return true;
     };
 
-    // The same in fp8 with a scale for each matrix: C (M, N) = scale_a scale_b A B^T, C in bf16
+    // The product in fp8 with a scale for each matrix: C (M, N) = scale_a scale_b A B^T, C in bf16
     Problem fp8 = bf16;
-    bf16.library_default = gemm_ex_library();  // which has no fp8
+    bf16.library_default = gemm_ex_library();  // there is none for fp8
     fp8.name = "product fp8";
     fp8.inputs = [](const Sizes& s) {
         return std::vector<Input>{{.shape = {s[0], s[2]}, .e4m3 = true},
@@ -89,8 +89,8 @@ std::vector<Problem> product() {
         for (int64_t n = 0; n < s[1]; ++n) out[n] *= double(in[2][0]) * in[3][0];
     };
     // 4e-3 for the rounding to bf16. Tensor cores also cut products off 13 bits behind the leading
-    // one of their sum: computed that way, a typical sum of K = 8192 products of both signs loses
-    // 2e-3 (7_product_fp8.cu). The rest is a margin for what is not known about them.
+    // one of their sum: with this, a typical sum of K = 8192 products of both signs loses 2e-3
+    // (7_product_fp8.cu). The rest is a margin for what is not known about them.
     fp8.tolerance = 2e-2;
     fp8.bytes = [=](const Sizes& s) { return elements(s) + double(s[0] * s[1]); };
     fp8.peaks = 2;
@@ -131,7 +131,7 @@ std::vector<Problem> product() {
                4.0 * double(numel(scales(s).first) + numel(scales(s).second));
     };
     // A layer of experts: rows in groups of neighbours, each with a B of its own: C_g = A_g B_g^T,
-    // B (G, N, K). How many rows each group has is known to the device only.
+    // B (G, N, K). Only the device knows how many rows each group has.
     Problem grouped{.name = "product grouped", .dimensions = {"M", "N", "K", "groups"}};
     grouped.timed = {{98304, 2048, 1408, 64}};  // 16,384 tokens, each to 6 of 64 experts
     grouped.observed = {{256, 256, 64, 3}};
@@ -158,7 +158,7 @@ std::vector<Problem> product() {
         return 2.0 * double(s[0] * s[1] + s[0] * s[2] + s[3] * s[1] * s[2]) + 4.0 * double(s[3]);
     };
     grouped.tensor_cores = true;
-    // What grouping costs: cuBLAS's product of as many FLOPs with one B for all rows.
+    // For the cost of grouping: cuBLAS's product of as many FLOPs with one B for all rows.
     grouped.library = [](const Arguments& args) {
         const Tensor first = args.in[1].slice(0, 1).view({args.size[1], args.size[2]});
         ops::matmul(args.out, args.in[0], ops::Transpose::no, first, ops::Transpose::yes);

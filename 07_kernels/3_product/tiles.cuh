@@ -1,4 +1,4 @@
-// How the last fp32 products move tiles.
+// How the last three fp32 products move tiles.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>

@@ -1,7 +1,7 @@
 // Softmax of rows: y = exp(x - max) / sum of exp(x - max). If the maximum were not subtracted, exp
 // would overflow from x = 89 on.
 //
-// The formula as it stands reads the row three times: for the maximum, for the sum and for the
+// A literal implementation reads the row three times: for the maximum, for the sum and for the
 // result. Each block works on one row; thread i has elements i, i + 256, i + 512, ... so that a
 // warp's threads read neighbours.
 //
@@ -11,7 +11,7 @@
 //                                                          together 8, where 4 are needed
 //
 // A GPU's L1 and L2 may still have the row (the microscope, which has no caches, counts all 8). But
-// no data is in flight from memory while a block computes, or waits for its threads' maximum.
+// no data is in flight from memory while a block computes or waits for its threads' maximum.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {

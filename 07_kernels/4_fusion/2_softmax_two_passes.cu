@@ -1,15 +1,15 @@
 // The online softmax (Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867): maximum and sum
 // in one pass.
 //
-// The sum is of exp(x - max), where max is the largest number so far. When a larger one comes,
-// exp(x - larger) = exp(x - max) * exp(max - larger), so one factor corrects the whole sum so far.
+// It sums exp(x - max), where max is the largest number so far. When a larger number comes, exp(x -
+// larger) = exp(x - max) * exp(max - larger), so one factor corrects the whole sum so far.
 //
 //     x      3        1                  5                      4
 //     max    3        3                  5                      5
 //     sum    1        1 + exp(1-3)       sum * exp(3-5) + 1     sum + exp(4-5)
 //
-// Two such pairs, of two threads or two warps, combine in the same way. The row is read twice: 6
-// bytes per element. FlashAttention (5_attention/2_flash_attention.cu) uses the same formula.
+// Two such pairs, of two threads or two warps, are combined in the same way. The row is read twice:
+// 6 bytes per element. FlashAttention (5_attention/2_flash_attention.cu) uses the same formula.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {

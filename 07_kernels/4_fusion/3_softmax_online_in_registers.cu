@@ -9,8 +9,8 @@
 //
 //     exp(x - own max)  *  [ exp(own max - row's max) / row's sum ]
 //
-// Of rows longer than 32768 (what 1024 threads keep) the rest is read twice. Rows that are not a
-// multiple of 8 have packs of one element.
+// If a row is longer than 32768 (1024 threads keep no more), the rest is read twice. Rows that are
+// not a multiple of 8 have packs of one element.
 #include "rows.cuh"
 
 namespace ultrascale::kernels {
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(1024)
     Pack<n>* to = reinterpret_cast<Pack<n>*>(y + blockIdx.x * columns);
     const auto at = [](int k) {
         return int(threadIdx.x + k * blockDim.x);
-    };  // of this thread's k-th pack
+    };  // this thread's k-th pack
     const int packs = int(columns / n);
     Pack<n> pack[kept];
 #pragma unroll

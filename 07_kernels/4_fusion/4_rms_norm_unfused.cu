@@ -1,5 +1,5 @@
 // RMS norm (Zhang & Sennrich 2019), y = x * rsqrt(mean(x²) + 1e-5) * weight, with one kernel per
-// operation, as a framework does that looks at one operation at a time. Each result goes to memory,
+// operation, like a framework that looks at one operation at a time. Each result goes to memory,
 // and the next kernel reads it from there.
 //
 //     squares = x * x                  read 2        write 4    bytes per element; squares, means

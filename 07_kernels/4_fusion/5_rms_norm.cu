@@ -1,5 +1,6 @@
 // RMS norm in one kernel: the row stays in registers from the sum of its squares to the product.
-// What five kernels passed on through memory takes a few registers, and there are no temporaries.
+// The five kernels passed it on through memory; here it takes a few registers, and there are no
+// temporaries.
 //
 //     x -> registers, squares -> block_sum -> * rsqrt * weight -> y
 //     read 2                                                      write 2    bytes per element
@@ -7,11 +8,11 @@
 // The weight takes 2 more, and is read again for each row; but after its first rows an SM has it in
 // L1. The microscope, which has no caches, counts 6 bytes; memory moves 4.
 //
-// Each thread loads two packs of 8 elements at once; of rows longer than 16384 the rest is read
-// twice. __restrict__ promises that y and the weight do not overlap, so that loads of the weight
+// Each thread loads two packs of 8 elements at once; if a row is longer than 16384, the rest is
+// read twice. __restrict__ promises that y and the weight do not overlap, so loads of the weight
 // need not wait for the stores before them.
 //
-// The last few per cent: load_once and store_once tell L2 which lines to give up first (l2.cuh; 100
+// The last few per cent: load_once and store_once tell L2 which lines to evict first (l2.cuh; 100
 // instead of 96 % of a copy's bandwidth on an H200). And with LAUNCH_EARLY the next kernel's blocks
 // take the places of this kernel's blocks as these become free, not only when the last one has
 // ended. They wait there until they may read.
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(1024)
     Pack<n>* to = reinterpret_cast<Pack<n>*>(y + blockIdx.x * columns);
     const auto at = [](int k) {
         return int(threadIdx.x + k * blockDim.x);
-    };  // of this thread's k-th pack
+    };  // this thread's k-th pack
     const int packs = int(columns / n);
     let_next_kernel_start();
     wait_for_kernel_before();

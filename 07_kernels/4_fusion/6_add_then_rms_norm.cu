@@ -1,6 +1,6 @@
 // A transformer's layers add to a residual stream and normalise it: s = x + residual, y = norm(s).
-// Both are outputs: s goes on to the next addition (and to the backward pass). Here two kernels do
-// it, each as good as it can be by itself:
+// Both are outputs: the next addition (and the backward pass) needs s. Here two kernels do it, each
+// as good as it can be by itself:
 //
 //     add      read 2 + 2    write 2     bytes per element
 //     norm     read 2        write 2     5_rms_norm.cu; s has just been written, and is read again

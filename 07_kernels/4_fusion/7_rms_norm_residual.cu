@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(1024, 2)
     Pack<n>* to = reinterpret_cast<Pack<n>*>(y + blockIdx.x * columns);
     const auto at = [](int k) {
         return int(threadIdx.x + k * blockDim.x);
-    };  // of this thread's k-th pack
+    };  // this thread's k-th pack
     const int packs = int(columns / n);
     Pack<n> pack[kept], other[kept];
 #pragma unroll

@@ -1,7 +1,7 @@
 // The gradient of the cross-entropy, (softmax(logits) - onehot(target)) / rows, in three kernels.
 // With V = 49152 words the logits are the largest tensor of a training step, and the temporary
-// between the kernels is twice as large: it must be fp32, because of a probability near 1 that was
-// rounded to bf16 hardly any digit is left when 1 is subtracted.
+// between the kernels is twice as large. It must be fp32: if a probability near 1 is rounded to
+// bf16, hardly any digit is left after 1 is subtracted.
 //
 //     p = softmax(logits)       read 2 + 2    write 4      bytes per element
 //                                                          (online: 2_softmax_two_passes.cu)

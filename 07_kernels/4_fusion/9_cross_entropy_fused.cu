@@ -15,8 +15,9 @@
 //                                +-> max and sum, online; barrier; softmax - one-hot, scaled
 //                                    -> memory
 //
-// What does not fit is read a second time from memory. In training the gradient may overwrite the
-// logits (common/cuda's kernel does that, and returns the losses, too: one logarithm per row).
+// A part that does not fit is read a second time from memory. In training the gradient may
+// overwrite the logits (common/cuda's kernel does that, and returns the losses, too: one logarithm
+// per row).
 #include <cuda_pipeline_primitives.h>
 
 #include "rows.cuh"

@@ -1,5 +1,5 @@
-// Family 4: several operations in one kernel. All are memory-bound, so what counts is how many
-// bytes each version moves.
+// Family 4: several operations in one kernel. All are memory-bound, so the number of bytes that
+// each version moves decides.
 #include <algorithm>
 #include <cmath>
 
@@ -8,11 +8,10 @@
 namespace ultrascale::kernels {
 namespace {
 
-// What the problems have in common.
 Problem row_problem(const char* name) {
     Problem problem{.name = name, .dimensions = {"rows", "columns"}};
     problem.timed = {{16384, 8192}};
-    problem.observed = {{4, 8192}};  // as wide as the timed one
+    problem.observed = {{4, 8192}};  // as wide as the timed rows
     problem.awkward = {{1, 1},    {3, 7},    {5, 33},   {2, 1000},
                        {7, 4104}, {1, 5003}, {2, 34000}};  // the last two: more than registers hold
     problem.output = [](const Sizes& s) { return Input{{s[0], s[1]}, DType::bf16}; };
@@ -29,7 +28,6 @@ void softmax_of(const float* x, int64_t n, double* out) {
     for (int64_t i = 0; i < n; ++i) out[i] /= sum;
 }
 
-// Normalises the n numbers in x.
 void norm_in_place(double* x, const float* weight, int64_t n) {
     double squares = 0;
     for (int64_t i = 0; i < n; ++i) squares += x[i] * x[i];

@@ -1,4 +1,4 @@
-// What this family's kernels share. Each block works on one row: its threads load packs of the row,
+// Shared by this family's kernels. Each block works on one row: its threads load packs of the row,
 // and reduce over the block:
 //
 //     a warp:   lane i exchanges with lane i ^ 16, i ^ 8, i ^ 4, i ^ 2, i ^ 1; after five steps
@@ -6,8 +6,8 @@
 //     a block:  a warp's first lane leaves its sum in shared memory; after a barrier each warp
 //               adds up what the warps (32 at most) left
 //
-// A kernel may call each reduction only once: its shared memory is not free for a second call.
-// Blocks must be whole warps.
+// A kernel may call each reduction only once, because its shared memory is not free for a second
+// call. Blocks must consist of whole warps.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -35,9 +35,9 @@ __device__ inline float block_sum(float x) {
     return warp_sum(lane < blockDim.x / 32 ? warp_sums[lane] : 0.0f);
 }
 
-// What softmax needs to know about a row, in one pass (Milakov & Gimelshein 2018): the largest
-// number so far, and the sum of exp(number - largest). When a larger number comes, one factor
-// corrects the sum.
+// A row's statistics for softmax, in one pass (Milakov & Gimelshein 2018): the largest number so
+// far, and the sum of exp(number - largest). When a larger number comes, one factor corrects the
+// sum.
 struct MaxSum {
     float max = -FLT_MAX, sum = 0;  // not -infinity: -infinity - -infinity is NaN
 
@@ -86,7 +86,8 @@ inline __nv_bfloat16* data(const Tensor& tensor) {
     return static_cast<__nv_bfloat16*>(tensor.data());
 }
 
-// Threads for a row of which each thread has `packs` packs: whole warps, 1024 at most.
+// The number of threads for a row of which each thread has `packs` packs: whole warps, 1024 at
+// most.
 inline unsigned threads_for(int64_t packs_of_row, int64_t packs) {
     return unsigned(std::min<int64_t>(ceil_div(ceil_div(packs_of_row, packs), 32) * 32, 1024));
 }

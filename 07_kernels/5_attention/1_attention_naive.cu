@@ -1,8 +1,8 @@
-// Attention as its formula states it: S = Q K^T / sqrt(D), P = softmax(S), O = P V. Causal: query i
-// sees the keys 0 .. i.
+// Attention exactly as in its formula: S = Q K^T / sqrt(D), P = softmax(S), O = P V. It is causal:
+// query i sees the keys 0 .. i.
 //
-// Three kernels, which pass on the T x T matrix of every head through memory, here in fp32: 4096
-// tokens and 64 heads take 4.3 GB.
+// Three kernels pass the T x T matrix of every head on through memory, here in fp32: 4096 tokens
+// and 64 heads take 4.3 GB.
 //
 //     scores     32 x 32 of S a block     writes 4                    bytes for each pair of query
 //                                                                     and key
@@ -32,7 +32,7 @@ struct Heads {
     int64_t T, H, D;
     __device__ int64_t at(int64_t head, int64_t token) const {
         return ((head / H * T + token) * H + head % H) * D;
-    }  // head: of B * H
+    }  // head: among B * H
 };
 
 __global__ void scores(float* S, const __nv_bfloat16* q, const __nv_bfloat16* k, Heads heads,

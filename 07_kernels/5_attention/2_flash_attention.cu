@@ -13,8 +13,8 @@
 //        V tiles    1   2   3                                  O   =   O * exp(m - m') + P V
 //                                                          at last O / sum
 //
-// Memory moves only q, k, v and o, and no byte for a pair of query and key. (k and v are read once
-// for each 64 queries, from L2 if those of all heads have room in it.)
+// Memory moves only q, k, v and o, and no bytes for the pairs of queries and keys. (k and v are
+// read once for each 64 queries, from L2 if those of all heads fit into it.)
 //
 // The 256 threads form a grid of 16 x 16. Thread (x, y) computes queries 4y .. 4y + 3 for keys x, x
 // + 16, x + 32, x + 48, and in O the same queries for four neighbouring columns of each 64. A value
@@ -45,8 +45,8 @@ __device__ FourFloat to_floats(FourHalf from) {
     return to;
 }
 
-// What a block has in shared memory. Rows are a little longer than they need to be, so that threads
-// which read the same column of different rows find them in different banks.
+// The shared memory of a block. Rows are a little longer than necessary, so that threads which read
+// the same column of different rows find them in different banks.
 template <int D>
 struct Shared {
     FourFloat q[tile][D / 4 + 1];  // fp32: it is converted once and read for each tile
@@ -77,23 +77,23 @@ __global__ void __launch_bounds__(threads, 2)
     DYNAMIC_SHARED(float4, memory);
     Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory);
     const int x = int(threadIdx.x) % across, y = int(threadIdx.x) / across;
-    // of this head
+    // Where this head's rows lie.
     const int64_t stride = H * D,
                   begin = (int64_t(blockIdx.x) / H * T * H + int64_t(blockIdx.x) % H) * D;
     const int64_t first =
-        int64_t(gridDim.y - 1 - blockIdx.y) * tile;  // the last queries first: most keys
+        int64_t(gridDim.y - 1 - blockIdx.y) * tile;  // the last queries first: they have most keys
     q += begin, k += begin, v += begin, o += begin;
 
     load<D>(shared.q, q + first * stride, stride, T - first);
     const float scale = 1.0f / sqrtf(float(D));
 
-    float largest[own], sum[own] = {};  // of each query; sum: of this thread's keys only
+    float largest[own], sum[own] = {};  // for each query; sum: over this thread's keys only
     FourFloat out[own][D / tile] = {};
 #pragma unroll
     for (int r = 0; r < own; ++r) largest[r] = -INFINITY;
 
     for (int64_t key = 0; key <= first; key += tile) {
-        __syncthreads();  // nobody reads the previous tiles any more
+        __syncthreads();  // the previous tiles have been read
         load<D>(shared.k, k + key * stride, stride, T - key);
         load<D>(shared.v, v + key * stride, stride, T - key);
         __syncthreads();
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(threads, 2)
             float larger = largest[r];
 #pragma unroll
             for (int c = 0; c < own; ++c) {
-                // right of the diagonal; so are keys from T on
+                // Right of the diagonal; this includes keys from T on.
                 const bool hidden = key == first && x + c * across > y * own + r;
                 s[r][c] = hidden ? -INFINITY : s[r][c] * scale;
                 larger = fmaxf(larger, s[r][c]);

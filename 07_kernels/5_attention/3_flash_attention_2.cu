@@ -1,6 +1,6 @@
-// FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691) on tensor cores: the kernel that
-// this project trains with on GPUs before Hopper, common/cuda/attention/attention_mma_forward.cu.
-// What it adds to 2_flash_attention:
+// FlashAttention-2 (Dao 2023, https://arxiv.org/abs/2307.08691) on tensor cores: the kernel with
+// which this project trains on GPUs before Hopper, common/cuda/attention/attention_mma_forward.cu.
+// It adds to 2_flash_attention:
 //
 //   - The products are mma instructions, 16 x 8 x 16 in bf16 with sums in fp32: tensor cores have
 //     some fifteen times the CUDA cores' rate.

@@ -1,5 +1,5 @@
-// FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608): the kernel that this
-// project trains with on Hopper, common/cuda/attention/attention_wgmma_forward.cu. What it adds to
+// FlashAttention-3 (Shah et al. 2024, https://arxiv.org/abs/2407.08608): the kernel with which this
+// project trains on Hopper, common/cuda/attention/attention_wgmma_forward.cu. It adds to
 // 3_flash_attention_2:
 //
 //   - The products are wgmma (6_hopper): 128 threads together start a product of 64 x 128 x 16,

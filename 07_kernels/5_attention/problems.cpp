@@ -45,7 +45,7 @@ std::vector<Problem> attention() {
     };
     // P is rounded to bf16 before the tensor cores take it, and so is the output.
     problem.tolerance = 1e-2;
-    // Two products of 2 T T D each, of which the causal mask leaves half.
+    // Two products of 2 T T D FLOPs each, of which the causal mask leaves half.
     problem.flops = [](const Sizes& s) {
         return 2.0 * double(s[0] * s[2]) * double(s[1]) * double(s[1]) * double(s[3]);
     };

@@ -20,7 +20,7 @@ namespace {
 
 #ifndef ULTRASCALE_SIMT
 
-constexpr int tile_rows = 128, tile_columns = 128;  // of C for a block
+constexpr int tile_rows = 128, tile_columns = 128;  // a block's part of C
 constexpr int threads = 128 * (tile_rows / 64);
 constexpr int tiles_below = 16;  // order of tiles: product.cuh
 

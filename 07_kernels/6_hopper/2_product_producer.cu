@@ -1,5 +1,5 @@
-// Warp specialisation: one warp, the producer, does nothing but ask for tiles; two warpgroups, the
-// consumers, do nothing but multiply. A ring of stages lies between them, each with two barriers:
+// Warp specialisation: one warp, the producer, only asks for tiles; two warpgroups, the consumers,
+// only multiply. A ring of stages lies between them, each with two barriers:
 //
 //     full[s]    the tiles of stage s are here: their bytes have come
 //                (consumers wait, the producer announces)

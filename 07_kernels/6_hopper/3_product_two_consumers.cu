@@ -9,12 +9,12 @@
 //     64 k     |       consumer 1: 64 x 256        |
 //              +-----------------------------------+      x 128 threads             64512    64512
 //
-// Of a consumer's 232 registers 128 are sums; an SM has 65536.
+// A consumer uses 128 of its 232 registers for sums; an SM has 65536.
 //
 // A consumer's 128 sums and other values come near the 168 registers that each of 384 threads can
 // have, while the producer needs hardly any: setmaxnreg moves registers from one warpgroup to
-// others. It works on whole warpgroups, so the producer is one, too, and 127 of its threads have
-// nothing to do.
+// others. It works on whole warpgroups, so the producer is a warpgroup, too, and 127 of its threads
+// have nothing to do.
 //
 // Products stay in flight: a consumer waits only for those of the step *before*, and then frees
 // that step's stage. So the tensor cores always have the next products in their queue.
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(threads, 1)
             if (threadIdx.x % 128 == 0) barrier_arrive(&shared.empty[to_free.stage]);
             to_free.advance();
         }
-        wgmma_wait<0>(sum);  // nobody waits for the last stages to become free
+        wgmma_wait<0>(sum);  // the last stages need not become free
         store_sums(C, M, N, row0 + warpgroup * 64, column0, sum);
     }
 }

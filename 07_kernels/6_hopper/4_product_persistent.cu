@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(threads, 1)
             }
             wgmma_wait<0>(sum);
             for (int step = steps < under_way ? steps : under_way; step > 0; --step)
-                free_stage();  // the producer goes on
+                free_stage();  // the producer continues
             store_sums(C, M, N, tile.row * tile_rows + warpgroup * 64, tile.column * tile_columns,
                        sum);
         }

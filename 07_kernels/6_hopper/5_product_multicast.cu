@@ -1,6 +1,6 @@
 // Clusters: two blocks on neighbouring SMs whose tiles lie below each other need the same 256 rows
-// of B. Each asks for half of them, and TMA multicasts what it reads to both: the two blocks read 2
-// x 16 KiB of A and 32 KiB of B from L2 in a step, instead of 96 KiB.
+// of B. Each asks for half of them, and TMA multicasts the rows that it reads to both: the two
+// blocks read 2 x 16 KiB of A and 32 KiB of B from L2 in a step, instead of 96 KiB.
 //
 //                                    B: rows 0-127   B: rows 128-255
 //                                         |               |
@@ -100,12 +100,13 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             }
             wgmma_wait<0>(sum);
             for (int step = steps < under_way ? steps : under_way; step > 0; --step)
-                free_stage();  // the producers go on
+                free_stage();  // the producers continue
             store_sums(C, M, N, (tile.row * cluster + rank) * tile_rows + warpgroup * 64,
                        tile.column * tile_columns, sum);
         }
     }
-    // The other block arrives at this one's barriers until it has multiplied what this one sent.
+    // The other block arrives at this one's barriers until it has multiplied the tiles that this
+    // one sent.
     cluster_sync();
 }
 

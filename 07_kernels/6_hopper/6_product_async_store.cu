@@ -7,13 +7,13 @@
 //     sums 16 x 256 --- stmatrix, 64 columns --> box 0 -- tma_store ---> C, whole rows of 128 bytes
 //                                                box 1     while the warp fills the other box
 //
-// In the kernels before, each thread stores 4 bytes at a time, and an instruction only 16
+// In the previous kernels each thread stores 4 bytes at a time, and an instruction only 16
 // neighbouring bytes per row. Now a warp waits only if TMA has not yet read the box that it wants
-// to fill again. TMA skips what is outside C, but requires rows that begin at multiples of 16
-// bytes: where N is not a multiple of 8, sums are stored as in the kernels before.
+// to fill again. TMA skips elements outside C, but requires rows that begin at multiples of 16
+// bytes: if N is not a multiple of 8, sums are stored as in the previous kernels.
 //
-// Every other tile of a block goes through K backwards: it begins with what its neighbours read
-// last, which L2 still has.
+// Every other tile of a block goes through K backwards: it begins with the data that its neighbours
+// read last, which L2 still has.
 #include "product.cuh"
 
 namespace ultrascale::kernels {
@@ -108,7 +108,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             }
             wgmma_wait<0>(sum);
             for (int step = steps < under_way ? steps : under_way; step > 0; --step)
-                free_stage();  // the producers go on
+                free_stage();  // the producers continue
             const int row0 = (tile.row * cluster + rank) * tile_rows + warpgroup * 64,
                       column0 = tile.column * tile_columns;
             if (N % 8 == 0)
@@ -120,7 +120,8 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         if (threadIdx.x % 32 == 0)
             tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }
-    // The other block arrives at this one's barriers until it has multiplied what this one sent.
+    // The other block arrives at this one's barriers until it has multiplied the tiles that this
+    // one sent.
     cluster_sync();
 }
 

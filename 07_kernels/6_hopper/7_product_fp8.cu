@@ -113,7 +113,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             }
             wgmma_wait<0>(sum);
             for (int step = steps < under_way ? steps : under_way; step > 0; --step)
-                free_stage();  // the producers go on
+                free_stage();  // the producers continue
 #pragma unroll
             for (auto& four : sum)
                 for (float& s : four) s *= scale;
@@ -128,7 +128,8 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
         if (threadIdx.x % 32 == 0)
             tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }
-    // The other block arrives at this one's barriers until it has multiplied what this one sent.
+    // The other block arrives at this one's barriers until it has multiplied the tiles that this
+    // one sent.
     cluster_sync();
 }
 

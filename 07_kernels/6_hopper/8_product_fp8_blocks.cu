@@ -9,11 +9,11 @@
 //
 // Tensor cores sum P; CUDA cores add s t P, in fp32: the "promotion".
 //
-// Why promotion: what tensor cores lose of a product grows with the sum that they add it to
+// Why promotion: the loss of a product in tensor cores grows with the sum to which it is added
 // (7_product_fp8.cu). P stays small, so for any K only 1.3e-4 of it is lost, or 6e-4 if all
 // products have one sign. And the scales cost nothing: the promotion is a multiply-add anyway.
 //
-// What it costs: registers for P besides the sums. 64 x 256 of both would be 256 per thread, so P
+// The price is registers for P besides the sums. 64 x 256 of both would take 256 per thread, so P
 // is 64 x 128: two halves, one after the other (128 + 64 registers). And while a warpgroup
 // promotes, it has no products in flight, so the other one must have some.
 //
@@ -21,18 +21,17 @@
 //     consumer 0    |   waits    |promote|....|   waits    |promote|....|
 //     consumer 1    |promote|....|   waits    |promote|....|   waits    |
 //
-// A P takes the tensor cores 256 cycles; promoting it takes 64 multiply-adds per thread, some 100
+// A P takes the tensor cores 256 cycles; promoting it takes 64 multiply-adds per thread, about 100
 // cycles. "....": the consumer has asked for its next P, which has to wait.
 //
 // The two consumers come to alternate by themselves: the one whose products come second promotes
 // later. Scales are loaded from memory to registers a step before they are needed. Everything else
 // is as in 7_product_fp8.cu.
 //
-// This is the kernel that 08_mixed_precision trains with on Hopper (its
-// kernels/fp8_blocks_wgmma.cu). There it also has a form for the gradients of weights, in which
-// each column of the result has a scale of its own (both operands are activations, or gradients of
-// them, with 1 x 128 blocks), and can add to fp32. It needs Hopper's PTX, which neither the CPU nor
-// other GPUs execute.
+// 08_mixed_precision trains with this kernel on Hopper (its kernels/fp8_blocks_wgmma.cu). There it
+// also has a form for the gradients of weights, in which each column of the result has a scale of
+// its own (both operands are activations, or gradients of activations, with 1 x 128 blocks), and
+// can add to fp32. It needs Hopper's PTX, which neither the CPU nor other GPUs execute.
 //
 // DeepSeek-AI et al. 2024, DeepSeek-V3 Technical Report, section 3.3.2;
 // github.com/deepseek-ai/DeepGEMM.

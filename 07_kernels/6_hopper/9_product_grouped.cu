@@ -1,12 +1,12 @@
-// Products in groups, as a mixture of experts needs them: the kernel that this project trains with
+// Products in groups, as a mixture of experts needs them: the kernel with which this project trains
 // on Hopper, 06_expert_parallel/kernels/grouped_wgmma.cu. It adds to 6_product_async_store:
 //
 //   - Which matrix B a tile needs depends on its group, and how many rows each group has is known
 //     on the device only. So a thread of each cluster walks through the groups' counts, and the
 //     host waits for nothing: it starts as many blocks as there are multiprocessors, whatever the
 //     counts are.
-//   - Tiles at the end of a group take less time than others. So a cluster is dealt its next pair
-//     of tiles when it is about to finish one, instead of every so many-th pair from the start.
+//   - Tiles at the end of a group take less time than others. So a cluster receives its next pair
+//     of tiles when it is about to finish one; the pairs are not assigned in advance.
 //   - A group ends at any row, in the middle of a tile. A tile reads on into the next group, but
 //     the sums of those rows are thrown away:
 //

@@ -1,6 +1,5 @@
-// What the rungs of this ladder share: the operands as TMA reads them, and a plain way to store
-// what a warpgroup has summed. More is in cuda/product_tiles.cuh, which the model's products use,
-// too.
+// Shared by the rungs of this ladder: the operands as TMA reads them, and a plain way to store a
+// warpgroup's sums. More is in cuda/product_tiles.cuh, which the model's products use, too.
 #pragma once
 
 #include "../kernel.h"
@@ -35,8 +34,8 @@ private:
     Tensor matrix_;
 };
 
-// The same for an e4m3 matrix (rows, K), in boxes of 128 bytes. It is a tensor of int32 whose rows
-// are padded to multiples of 16 bytes (problem.h).
+// A map of an e4m3 matrix (rows, K), in boxes of 128 bytes. The matrix is a tensor of int32 whose
+// rows are padded to multiples of 16 bytes (problem.h).
 inline CUtensorMap e4m3_map(const Tensor& matrix, int64_t K, int box_rows) {
     return tensor_map(matrix.data(), {{K, 1, 128}, {matrix.rows(), 4 * matrix.cols(), box_rows}});
 }
@@ -51,7 +50,7 @@ __device__ void store_sums(Element* C, int64_t M, int64_t N, int64_t row0, int64
     const int warp = int(threadIdx.x) / 32 % 4, lane = int(threadIdx.x) % 32;
     const int64_t column = column0 + lane % 4 * 2;
     const int columns =
-        int(min(N - column, int64_t(8 * tiles)));  // from this thread's first one on
+        int(min(N - column, int64_t(8 * tiles)));  // from this thread's first column on
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int64_t row = row0 + 16 * warp + 8 * half + lane / 4;

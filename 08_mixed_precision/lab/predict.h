@@ -133,7 +133,7 @@ inline Prediction predict(const StepShape& shape, const PrecisionOptions& o,
     if (o.recipe.products == Products::delayed)  // the largest magnitudes
         sent.add(ranks, Collective::all_reduce, 1, 4 * rounded_tensors(shape.config, o));
     if (o.loss_scale.scaled) sent.add(ranks, Collective::all_reduce, 1, 4);  // who overflowed
-    sent.add(ranks, Collective::all_reduce, 1, 8);                           // the loss
+    sent.add_scalar_sum(ranks);                                              // the loss
     return prediction;
 }
 

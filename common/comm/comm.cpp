@@ -1,5 +1,5 @@
-// The calls of comm.h: each checks its arguments, and says what is counted and which operation it
-// is; comm_issue.cpp does the rest.
+// The calls of comm.h. Each checks its arguments, and describes the operation and what is counted
+// for it; comm_issue.cpp does the rest.
 #include "comm.h"
 
 #include <fmt/ranges.h>
@@ -140,7 +140,7 @@ Work Communicator::all_to_all(Tensor out, Tensor in, Stream& stream) const {
 
 namespace {
 
-// `all_counts`: of all ranks (comm.h), or empty.
+// `all_counts`: every rank's counts (comm.h), or empty.
 Work uneven_all_to_all(const std::shared_ptr<Communicator::Impl>& group, const Tensor& out,
                        const Tensor& in, const std::vector<int64_t>& send_counts,
                        const std::vector<int64_t>& recv_counts,
@@ -165,7 +165,7 @@ Work uneven_all_to_all(const std::shared_ptr<Communicator::Impl>& group, const T
     operation.send_begin = std::move(send_begin);
     operation.recv_begin = std::move(recv_begin);
     for (size_t peer = 0; peer < n && !all_counts.empty(); ++peer) {
-        int64_t before = 0;  // what lower ranks send there
+        int64_t before = 0;  // elements that lower ranks send to this peer
         for (size_t r = 0; r < me; ++r) before += all_counts[r * n + peer];
         operation.begin_at_peers.push_back(before * operation.width());
     }
@@ -196,7 +196,7 @@ Work Communicator::all_to_all(Tensor out, Tensor in, const std::vector<int64_t>&
 }
 
 Work Communicator::send_recv(std::vector<Transfer> transfers, Stream& stream) const {
-    for (const Transfer& transfer : transfers) {  // check all before any of them takes its number
+    for (const Transfer& transfer : transfers) {  // checks all before any of them takes its number
         check_tensors({transfer.tensor});
         check_rank(transfer.peer, size());
     }

@@ -18,25 +18,26 @@
 //
 // On the CPU every collective reduces in rank order 0..n-1, so reduce, all_reduce and
 // reduce_scatter give the same bits. The dtypes are fp32, fp64, bf16, fp16, e4m3, e5m2 and int32.
-// The narrow ones are summed and averaged in fp32 and rounded once at the end, e4m3 and e5m2
-// saturating. int32 is summed in 64 bits; its average truncates towards zero. A maximum with a NaN
+// The narrow floats are summed and averaged in fp32 and rounded once at the end (e4m3 and e5m2
+// saturate). int32 is summed in 64 bits; its average truncates towards zero. A maximum with a NaN
 // is NaN.
 //
 // On CUDA each rank needs a GPU of its own. NCCL's order of reduction depends on the collective,
-// the size and the machine; it rounds the narrow ones at every step, and int32 wraps around at 32
+// the size and the machine. It rounds the narrow floats at every step, and int32 wraps around at 32
 // bits; a NaN in a maximum and an average of int32 have no defined result. Between GPUs of one
 // machine, copy engines run large reduce-scatters, and all-gathers, all-reduces and all-to-alls in
 // symmetric memory (nccl/comm_copies.h); their sums follow the CPU's rules. With more ranks than
 // GPUs all communication goes through the host (rank 0 prints that once) by the CPU's rules, which
-// is correct but slow. A collective then runs during its call, on whichever stream it was issued.
+// is correct but slow. A collective then runs during its call, whichever stream it was issued on.
 //
 // NCCL runs the calls of a communicator one after another, whatever their streams. So two ranks
 // that each queue a recv on one stream and a send on another deadlock, unless each direction has
-// its own communicator or both are one send_recv. All ranks must also make the calls on several
-// communicators in the same order. A rank's messages to itself must be in one call.
+// its own communicator or one send_recv contains both. All ranks must also make the calls on
+// several communicators in the same order. A rank's messages to itself must be in one call.
 //
-// Only numbers of elements matter, not shapes; a wrong number or a rank that does not exist fails
-// check(). The size S of a call follows nccl-tests (doc/PERFORMANCE.md in NVIDIA/nccl-tests).
+// Only the number of elements matters, not the shape; a wrong number or a rank that does not exist
+// fails check(). The size S of a call is defined as in nccl-tests (doc/PERFORMANCE.md in
+// NVIDIA/nccl-tests).
 #pragma once
 
 #include <array>
@@ -91,20 +92,20 @@ inline constexpr std::array<const char*, collective_kinds> collective_names = {
 // NCCL chooses its algorithm itself; its broadcast goes along a ring.
 double bytes_sent(Collective kind, double bytes, int ranks, bool is_root = false);
 
-// What this rank communicated since the last reset. `bytes` is the tensors' size (S above), `sent`
-// what this rank sends by the formula. `seconds` is the time from the first to the last message,
-// including the wait for other ranks to arrive; `exposed` is how long compute was blocked in the
-// call or in the wait for it. Calls and bytes are counted when the call is made, `seconds` when it
-// has run and `exposed` when it has been waited for. On CUDA the GPU measures the times, and
-// reading or resetting the counts waits for all calls so far; nothing waits for measurements during
-// a step.
+// What this rank has communicated since the last reset. `bytes` is the tensors' size (S above),
+// `sent` the bytes that this rank sends by the formula. `seconds` is the time from the first to the
+// last message, including the wait for other ranks to arrive; `exposed` is how long the call, or
+// the wait for it, blocked compute. Calls and bytes are counted when the call is made, `seconds`
+// when it has run, and `exposed` when it has been waited for. On CUDA the GPU measures the times,
+// and reading or resetting the counts waits for all calls so far; nothing waits for measurements
+// during a step.
 struct CommunicationCount {
     int64_t calls = 0, bytes = 0;
     double sent = 0, seconds = 0, exposed = 0;
     CommunicationCount& operator+=(const CommunicationCount& more);
     CommunicationCount& operator-=(const CommunicationCount& less);
 };
-// By the name of the calls' group, and by kind.
+// Indexed by the name of the calls' group and by kind.
 struct CommunicationCounts {
     using Kinds = std::array<CommunicationCount, collective_kinds>;
     std::map<std::string, Kinds> groups;
@@ -158,11 +159,12 @@ public:
     // this communicator call it. `name` is the group's name in --explain and the report ("dp",
     // "tp").
     Communicator split(int color, int key, std::string name) const;
-    // The same by a caller who knows the new group: its number of ranks, and this one's place.
+    // Creates the group without communication: the caller knows its size and this rank's index in
+    // it.
     Communicator split(int color, int key, std::string name, int ranks, int rank) const;
-    // Rank `rank` of so many that do not exist. It communicates alone: a call counts, and lasts as
-    // long as imagine_links() says, but brings this rank's own numbers, and zeros from its peers.
-    // It can only be split into groups that the caller knows.
+    // Rank `rank` of a group of `ranks` ranks whose others do not exist. It communicates alone: a
+    // call is counted and lasts as long as imagine_links() says, but it brings this rank's own
+    // numbers, and zeros from its peers. It can only be split into groups that the caller knows.
     static Communicator imagined(std::string name, int ranks, int rank);
     bool is_imagined() const;
 
@@ -170,21 +172,21 @@ public:
     int size() const;
     const std::string& name() const;
 
-    // An allocator for Tensor::empty and zeros of symmetric memory, which the ranks of this group
-    // map into each other's address spaces. All-gathers and all-reduces on it use copy engines, and
-    // so do the hops of a ring and all-to-alls with all counts; everything also works without it.
-    // All ranks of the group must create such tensors in the same order and with the same sizes,
-    // and free them in the same order, so that a tensor's blocks on all ranks correspond. Returns
-    // nullptr, meaning the device's own memory, if GPUs cannot access each other, between simulated
-    // nodes, and on the CPU.
+    // An allocator (for Tensor::empty and zeros) of symmetric memory, which the ranks of this group
+    // map into each other's address spaces. All-gathers and all-reduces on such tensors use copy
+    // engines, and so do the hops of a ring and all-to-alls with all counts; everything also works
+    // without it. All ranks of the group must create such tensors in the same order and with the
+    // same sizes, and free them in the same order, so that a tensor's blocks on all ranks
+    // correspond. Returns nullptr, which means the device's own memory, if GPUs cannot access each
+    // other, between simulated nodes, and on the CPU.
     std::shared_ptr<Allocator> symmetric_memory() const;
-    // All ranks of the group call it, once. From then on copy engines carry single messages (send
-    // or recv) of up to so many bytes, through a mailbox in symmetric memory, so that a receive can
-    // be posted long before its message comes and occupies no multiprocessor (nccl/mailbox.h).
+    // Opens a mailbox in symmetric memory; all ranks of the group call it, once. From then on copy
+    // engines carry single messages (send or recv) of up to `bytes` bytes through it, so a receive
+    // can be posted long before its message comes and occupies no multiprocessor (nccl/mailbox.h).
     // But a kernel should not be launched for the first time while a receive is pending: CUDA loads
     // it then, and may wait for all streams. Returns the communication memory that this rank holds
-    // for the mailbox from now on, size() - 1 times as much; or 0, and messages go as before, where
-    // there is no symmetric memory.
+    // for the mailbox from now on: (size() - 1) times `bytes`. Returns 0 if there is no symmetric
+    // memory; messages then go as before.
     int64_t open_mailbox(int64_t bytes) const;
 
     // In-place calls: all_gather's and gather's `in` may be this rank's slice of `out`,
@@ -201,25 +203,26 @@ public:
     // is ignored.
     Work all_gather(Tensor out, Tensor in, Stream& stream = compute_stream()) const;
     Work gather(Tensor out, Tensor in, int root, Stream& stream = compute_stream()) const;
-    // out: this rank's slice of the reduction of `in` (n * out.numel()). scatter: of root's `in`.
+    // out: this rank's slice of the reduction of `in` (n * out.numel()). scatter: its slice of
+    // root's `in`.
     Work reduce_scatter(Tensor out, Tensor in, Reduce op = Reduce::sum,
                         Stream& stream = compute_stream()) const;
     Work scatter(Tensor out, Tensor in, int root, Stream& stream = compute_stream()) const;
-    // Slice i of `in` goes to rank i; out receives the ranks' slices for this one in rank order.
-    // Counts are in elements and may differ (send_counts[i] here equals recv_counts[this rank] on
-    // rank i); without counts all slices are equal.
+    // Slice i of `in` goes to rank i; out receives the slices for this rank in rank order. Counts
+    // are in elements and may differ (send_counts[i] here equals recv_counts[this rank] on rank i);
+    // without counts all slices are equal.
     Work all_to_all(Tensor out, Tensor in, Stream& stream = compute_stream()) const;
     Work all_to_all(Tensor out, Tensor in, std::vector<int64_t> send_counts,
                     std::vector<int64_t> recv_counts, Stream& stream = compute_stream()) const;
-    // The same if every rank knows all counts: counts[from * n + to], the same on all ranks. If all
-    // ranks' `out` begin at the same place of symmetric memory, copy engines write them.
+    // For ranks that know all counts: counts[from * n + to], the same on all ranks. If all ranks'
+    // `out` begin at the same place of symmetric memory, copy engines do the writing.
     Work all_to_all(Tensor out, Tensor in, const std::vector<int64_t>& counts,
                     Stream& stream = compute_stream()) const;
     // All transfers progress together, so a ring does not deadlock. The k-th send from a to b
-    // matches the k-th recv on b from a. A call blocks its stream until its peers have made theirs:
-    // two ranks that each queue send and then recv may deadlock. If all receive into symmetric
-    // memory, all ranks must make the same call with other peers, like the hops of a ring: what a
-    // rank sends first arrives in what its peer receives first, and so on.
+    // matches the k-th recv on b from a. A call blocks its stream until its peers have made their
+    // calls: two ranks that each queue send and then recv may deadlock. If all receive into
+    // symmetric memory, all ranks must make the same call with other peers, like the hops of a
+    // ring: a rank's i-th message arrives at its peer's i-th receive.
     Work send_recv(std::vector<Transfer> transfers, Stream& stream = compute_stream()) const;
     Work send(Tensor x, int to, Stream& stream = compute_stream()) const;
     Work recv(Tensor x, int from, Stream& stream = compute_stream()) const;
@@ -228,13 +231,13 @@ public:
     std::vector<std::string> gather_strings(const std::string& mine) const;
     std::string broadcast_string(const std::string& root_string,
                                  int root) const;  // likewise: returns root's
-    // What to add to each rank's now_seconds() (trace.h) to get rank 0's: exact between ranks of
-    // one machine, which share its clock; measured between machines (mpi/clock.cpp). Runs between
-    // hosts, like the two above.
+    // The seconds to add to each rank's now_seconds() (trace.h) to get rank 0's. They are exact
+    // between ranks of one machine, which share a clock, and measured between machines
+    // (mpi/clock.cpp). Runs between hosts, like the two functions above.
     std::vector<double> clock_offsets(const std::string& machine = this_machine()) const;
     void barrier() const;  // the host waits for all ranks; it does not wait for its own device
-    // Returns when root has called it too; on root immediately. Every other wait here spins and
-    // yields, which is fastest; this one sleeps and checks once a millisecond, and so leaves the
+    // Returns when root has called it, too; on root immediately. Every other wait here spins and
+    // yields, which is fastest. This one sleeps and checks once a millisecond, so it leaves the
     // cores to a root that computes for a long time. Nothing is counted.
     void wait_asleep_for(int root) const;
 
@@ -255,9 +258,8 @@ bool on_all_ranks(const Communicator& ranks, bool ok);
 bool all_ranks_arrive(double seconds);
 std::string rank_prefix();
 
-// From now on a call in a group of imagined ranks lasts as long as this function says. It is given
-// the group's name, the kind of call, the tensor's bytes and the number of ranks. Before that, such
-// calls take no time.
+// Sets how long a call in a group of imagined ranks lasts. The function is given the group's name,
+// the kind of call, the tensor's bytes and the number of ranks. By default such calls take no time.
 using ImaginedSeconds =
     std::function<double(const std::string& group, Collective kind, double bytes, int ranks)>;
 void imagine_links(ImaginedSeconds seconds);
@@ -270,16 +272,17 @@ int rank_on_this_node();  // this rank's index among them; 0 before world() was 
 // network card of this rate (mpi/slow_links.h). Nothing else changes. All ranks call it while no
 // communication is in progress.
 void pretend_nodes(int ranks_per_node, double gbit_per_second);
-// From now on a wait for messages over MPI that lasts longer than 0.2 ms sleeps this long between
-// two looks (0: it spins and yields, as at the start). For ranks that share processors and wait
-// long for each other, like a pipeline's: threads that spin keep the awaited rank from computing.
+// Lets a wait for messages over MPI that lasts longer than 0.2 ms sleep for this long between two
+// checks (0, the default: it spins and yields). It is meant for ranks that share processors and
+// wait long for each other, as in a pipeline: threads that spin keep the awaited rank from
+// computing.
 void let_waits_sleep(double seconds);
 // Whether copy engines may be used for communication (CUDA; true by default). All ranks call it
 // before the first communication.
 void use_copy_engines(bool use);
-// All ranks; the last call of a program. Does nothing if world() was never called.
+// All ranks call it as a program's last call. Does nothing if world() was never called.
 void finalize_communication();
-// Ends the job from one rank without the others' help; runs no destructors. Given an error, it
+// Ends the job from one rank, without the others' help and without destructors. Given an error, it
 // first prints the message, and ends with Exit::peer for a PeerError, else with Exit::bug.
 [[noreturn]] void abort_all_ranks(int exit_code);
 [[noreturn]] void abort_all_ranks(const std::exception& error);

@@ -1,4 +1,4 @@
-// What this rank communicates, by formula and counted, and the times of its calls.
+// Counts what this rank communicates, computes it by formula, and collects the times of its calls.
 #include <algorithm>
 #include <mutex>
 
@@ -69,8 +69,8 @@ static void resolve(const std::vector<Measurement>& all) {
     }
 }
 
-// In a program that never asks for the counts the list would grow without bound. When it is full,
-// the older half, which has long finished, is resolved here.
+// In a program that never asks for the counts, the list would grow without bound. When it is full,
+// the older half, which has finished long ago, is resolved here.
 void add_measurement(Measurement measurement) {
     constexpr size_t most = 8192;
     std::vector<Measurement> old;

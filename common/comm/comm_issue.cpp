@@ -55,7 +55,7 @@ void announce(const Communicator::Impl& group, Collective kind, int root, const 
 }
 
 // The call's span in the trace, without its times; nullptr if nothing is recorded. All calls are
-// counted, so that a call has the same number even on ranks that began to record at different
+// numbered, so that a call has the same number even on ranks that began to record at different
 // times.
 std::shared_ptr<const Span> span_of(Communicator::Impl& group, Collective kind, int64_t bytes,
                                     const std::string& lane) {
@@ -119,8 +119,8 @@ void Communicator::barrier() const {
 
 void imagine_links(ImaginedSeconds seconds) { imagined_seconds = std::move(seconds); }
 
-// A gather fills all slices with this rank's own; a scatter of sums leaves its own slice; what is
-// received is zero.
+// After a gather, all slices hold this rank's own numbers; after a reduce-scatter, the output is
+// this rank's own slice; received messages are zero.
 std::vector<ImaginedCopy> imagined_copies(const Operation& o, const Communicator::Impl& group) {
     std::vector<ImaginedCopy> copies;
     const int64_t n = group.size(), me = group.rank;

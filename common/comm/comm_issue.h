@@ -1,4 +1,5 @@
-// Private to communication: what every call of comm.h does once it has checked its arguments.
+// Private to communication: the part that all calls of comm.h share, once their arguments are
+// checked.
 #pragma once
 
 #include <optional>
@@ -7,7 +8,7 @@
 
 namespace ultrascale {
 
-// What is counted and printed for a call, and the tensors that its Work owns.
+// A call's bytes and description, for the counts and --explain, and the tensors that its Work owns.
 struct Call {
     int64_t bytes;
     std::vector<Tensor> tensors;

@@ -1,5 +1,5 @@
-// Private to communication: what the calls of comm.h pass to the backend, and what the backend must
-// implement.
+// Private to communication: the operations that the calls of comm.h pass to the backend, and the
+// functions that the backend must implement.
 //
 // Both backends share comm.cpp, which checks the arguments, comm_issue.cpp, which counts the calls
 // and prints --explain's lines, and mpi/communicator.cpp, which creates the groups. Then an
@@ -29,7 +29,7 @@ struct Work::Impl {
     std::shared_ptr<Unsummed> unsummed;  // CUDA: a reduction by copies that is not yet summed
 };
 
-// Adds to communication_counts(), for a call in the group of this name.
+// Adds to communication_counts() for a call in the group of this name.
 void add_count(const std::string& group, Collective kind, const CommunicationCount& more);
 
 // A communication (or with only_exposed the wait for one) whose times the host has not yet read
@@ -39,11 +39,11 @@ struct Measurement {
     Collective kind;
     Timestamp begin, end;
     bool exposed, only_exposed;
-    std::shared_ptr<const Span> span;  // likewise
+    std::shared_ptr<const Span> span;  // for the trace
 };
 void add_measurement(Measurement measurement);
 
-// What an imagined operation writes: `bytes` from `from`, or zeros if that is null.
+// A write of an imagined operation: `bytes` from `from`, or zeros if `from` is null.
 struct ImaginedCopy {
     char* to;
     const char* from;
@@ -69,15 +69,15 @@ Tensor scratch(const Communicator::Impl& group, Operation& operation);
 // tag.
 void start(Work::Impl& work, Operation operation, int tag, Stream& stream);
 
-// The same for a group whose other ranks are imagined: copies what the operation would leave of
-// this rank's own numbers, zeros what others would send, and lasts `seconds`.
+// Does the same for a group whose other ranks are imagined: copies this rank's own numbers to where
+// the operation would put them, writes zeros for the others', and lasts `seconds`.
 void imagine(Work::Impl& work, Operation operation, double seconds, Stream& stream);
 
 void wait(Work::Impl& work);  // Work::wait()
 bool done(Work::Impl& work);
 
 void close();     // all ranks, after all communication
-bool over_mpi();  // reductions over several ranks add in rank order, in mpi/exchange.cpp
+bool over_mpi();  // then reductions over several ranks add in rank order, in mpi/exchange.cpp
 
 }  // namespace transport
 

@@ -11,7 +11,7 @@ static bool contains(const std::vector<std::string>& names, const std::string& n
 }
 
 Mesh::Mesh(const Communicator& world, const std::vector<Axis>& axes) : world_(world), axes_(axes) {
-    int stride = world.size();  // distance in rank between neighbours along the axis
+    int stride = world.size();  // the difference in rank between neighbours along the axis
     for (const Axis& axis : axes) {
         check(axis.size > 0 && stride % axis.size == 0,
               "mesh: the axes' sizes do not make the number of ranks");
@@ -24,8 +24,8 @@ Mesh::Mesh(const Communicator& world, const std::vector<Axis>& axes) : world_(wo
                                                                   axis.size, coordinate));
     }
     check(stride == 1, "mesh: the axes' sizes do not make the number of ranks");
-    // Create all groups over which parameters are summed now, because ranks that hold different
-    // parameters would ask for them in different orders.
+    // Create all groups over which parameters are summed now; ranks that hold different parameters
+    // would ask for them in different orders.
     const std::vector<std::vector<std::string>> needed = {{"dp", "cp", "ep"},
                                                           {std::string("dp"), "cp"},
                                                           {std::string("dp"), "ep"},

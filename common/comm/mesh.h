@@ -6,9 +6,9 @@
 //     dp 2   rank 4 rank 5        dp of rank 4: {0, 2, 4, 6}
 //     dp 3   rank 6 rank 7
 //
-// Axes are listed from the outermost to the innermost. The innermost axis has groups of consecutive
-// ranks, on one machine with the fastest links. So tensor parallelism, which communicates most,
-// comes last.
+// Axes are listed from the outermost to the innermost. The groups of the innermost axis are
+// consecutive ranks, on one machine with the fastest links. So tensor parallelism, which
+// communicates most, comes last.
 //
 // What the axes mean for a parameter (model/parameter.h; train/replica_groups.h):
 //

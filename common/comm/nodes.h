@@ -5,7 +5,7 @@
 //          |   |   |   |     |   |   |   |      n ranks m are on a rank's own node, n - m are far
 //     =====+===+===+===+=====+===+===+===+===
 //
-// Of a tensor of S bytes (comm.h) a rank's card sends, where each rank has a card of its own:
+// Of a tensor of S bytes (comm.h) a rank's card sends the following, if each rank has its own card:
 //
 //     all-gather, reduce-scatter; twice as much in an all-reduce
 //         rings       (n-1)/n S / m   NCCL: as many rings as the group has cards in a node, each
@@ -16,7 +16,7 @@
 //     to a neighbour            S     if it is on another node. In a ring of neighbours one rank of
 //                                     a node sends to another node, by its own card alone
 //
-// Communication that pretends nodes, what --calibrate measures, and the planner all go by this.
+// pretend_nodes(), --calibrate and the planner all use these formulas.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@
 
 namespace ultrascale {
 
-// How collectives go from node to node, see above.
+// How a collective crosses from node to node; see above.
 enum class Crossing { rings, ring, exchange };
 inline constexpr std::array<const char*, 3> crossing_names = {"rings", "ring", "exchange"};
 
@@ -37,7 +37,7 @@ inline constexpr std::array<const char*, 3> crossing_names = {"rings", "ring", "
 struct Spread {
     double ranks;    // n
     double on_node;  // m; n: the group is on one node
-    // How many ranks of a node send to another node when every group passes something to its next
+    // How many ranks of a node send to another node when every group passes a message to its next
     // rank.
     double senders;
     bool crosses() const { return on_node < ranks; }
@@ -52,7 +52,7 @@ struct Nodes {
     int node_of(int rank) const {
         return !placed.empty() ? placed[size_t(rank)] : ranks > 0 ? rank / ranks : 0;
     }
-    // How many ranks before this one are on its node.
+    // How many ranks before this one are on the same node.
     int index_in_node(int rank) const {
         if (placed.empty()) return ranks > 0 ? rank % ranks : rank;
         return int(std::count(placed.begin(), placed.begin() + rank, node_of(rank)));
@@ -60,10 +60,10 @@ struct Nodes {
     bool between(int a, int b) const { return node_of(a) != node_of(b); }
     int cards_of_node() const { return cards > 0 ? cards : ranks; }
 
-    // For a group along an axis of a layout: n ranks, `stride` apart. It is one of many such groups
-    // that fill all nodes together, and neighbouring ranks share a node. The result is that of the
-    // group which the borders between nodes cut worst: of groups of 3 on nodes of 8, one leaves a
-    // rank alone on its node.
+    // The spread of a group along an axis of a layout: n ranks, `stride` apart. It is one of many
+    // such groups that fill all nodes together, and neighbouring ranks share a node. The result
+    // describes the group that the borders between nodes cut worst: of groups of 3 on nodes of 8,
+    // one leaves a rank alone on its node.
     Spread spread(int64_t n, int64_t stride) const {
         if (ranks == 0) return {double(n), double(n), 0};
         const int64_t least = std::gcd(n * stride, int64_t(ranks)) / stride;
@@ -72,9 +72,8 @@ struct Nodes {
     }
 };
 
-// The bytes that cross a rank's card in one direction, in a call of this kind on a tensor of S
-// bytes by a group that is spread over nodes like this. Calls with a root are not covered: they
-// give 0.
+// The bytes that cross a rank's card in one direction in a call of this kind, on a tensor of S
+// bytes, by a group with this spread. Calls with a root are not covered: they give 0.
 inline double bytes_over_card(Collective kind, double S, const Spread& group, Crossing crossing) {
     if (!group.crosses()) return 0;
     const double n = group.ranks, m = group.on_node, far = (n - m) / n * S;
@@ -91,8 +90,8 @@ inline double bytes_over_card(Collective kind, double S, const Spread& group, Cr
     }
 }
 
-// The nodes as they are now: pretended (pretend_nodes()), or the machines of all ranks. All ranks
-// of world() call it.
+// The current nodes: simulated ones (pretend_nodes()), or the machines of all ranks. All ranks of
+// world() call it.
 Nodes current_nodes();
 
 }  // namespace ultrascale

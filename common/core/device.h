@@ -1,4 +1,5 @@
-// The device this rank computes on, described in words and numbers. Each backend implements these.
+// The device on which this rank computes, in words and numbers. Each backend implements these
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +20,16 @@ struct DevicePeak {
 };
 DevicePeak device_peak(DType dtype);
 
-// GPU memory that no tensor accounts for, in bytes, after the playbook. context: what CUDA, its
-// kernels, cuBLAS and NCCL take before any tensor exists (all processes on this GPU together).
-// fragmentation: what the allocator holds beyond the peak of the tensors. 0 on the CPU.
+// GPU memory that belongs to no tensor, in bytes, divided as in the playbook. context: the memory
+// that CUDA, its kernels, cuBLAS and NCCL occupy before any tensor exists (for all processes on
+// this GPU together). fragmentation: what the allocator holds beyond the tensors' peak. Both are 0
+// on the CPU.
 struct DeviceOverhead {
     int64_t context, fragmentation;
 };
 DeviceOverhead device_overhead();
 
-// Passes the number of host threads, already set for OpenMP, to libraries with a thread count of
-// their own (OpenBLAS).
+// Tells libraries that manage their own threads (OpenBLAS) how many threads OpenMP uses.
 void device_use_threads(int threads);
 
 // A named range for profilers that watch the process (NVTX on CUDA; nothing on the CPU).

@@ -1,10 +1,10 @@
 // How a program ends, and three ways to fail on purpose.
 //
-// UserError: the input is wrong (an option, a file, a size), or it has led to nothing. main's
-// wrapper (cli.h: run_program) prints one line on rank 0 and every rank ends with the error's exit
-// code. PeerError: another rank or the link to it is gone; ends the job at once. check(): a bug in
-// the program, e.g. two shapes that do not fit together. Ends the program with the source line and
-// the reason.
+// UserError: the input is wrong (an option, a file, a size), or no result is possible with it.
+// main's wrapper (cli.h: run_program) prints one line on rank 0, and every rank ends with the
+// error's exit code. PeerError: another rank or the link to it is gone; the job ends at once.
+// check(): a bug in the program, e.g. two shapes that do not fit together. The program ends and
+// prints the source line and the reason.
 #pragma once
 
 #ifndef __CUDACC__  // nvcc's front end cannot compile fmt
@@ -17,11 +17,11 @@
 
 namespace ultrascale {
 
-// The exit codes of all programs, by which a script can tell what to do next. --help and the README
-// show this table.
+// The exit codes of all programs, which tell a script what to do next. --help and the README show
+// this table.
 enum class Exit {
     fine = 0,
-    missed = 1,      // --verify, or a prediction
+    missed = 1,      // --verify or a prediction failed
     input = 2,       // an option, a file, a size; too little memory, a full disk
     bug = 3,         // an internal error
     peer = 4,        // a rank died, or a link between ranks failed

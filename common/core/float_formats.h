@@ -1,5 +1,5 @@
-// Floating-point formats of fewer bits than fp32, taken apart: what they can hold, and how fp32
-// numbers are rounded to them. Written once for all of them, for the host and for kernels.
+// Floating-point formats with fewer bits than fp32: which numbers they can hold, and how fp32
+// numbers are rounded to them. One template serves all of them, on the host and in kernels.
 //
 //     sign | exponent bits | mantissa bits        value
 //     -----+---------------+--------------        ------------------------------------------------
@@ -9,8 +9,9 @@
 //      s   | all ones      | all ones             NaN; all other m are numbers (`finite`)
 //
 // The codes of positive numbers are in the order of the numbers: the next larger number has the
-// next code, also from the largest subnormal to the smallest normal number and from a full mantissa
-// to the next exponent. So rounding is integer arithmetic on the code, and a carry needs no care.
+// next code, even from the largest subnormal to the smallest normal number, and from a full
+// mantissa to the next exponent. So rounding is integer arithmetic on the code, and a carry needs
+// no special case.
 //
 // Micikevicius et al. 2022, FP8 Formats for Deep Learning (arXiv 2209.05433); e5m6: DeepSeek-AI
 // 2024, DeepSeek-V3 Technical Report, section 3.3.3.
@@ -21,8 +22,8 @@
 
 namespace ultrascale {
 
-// What becomes of a number that is too large for the format: its largest number; or infinity, and
-// NaN where the format has no infinity. NaN stays NaN.
+// How a number that is too large for the format is rounded. saturate: to the largest number;
+// infinite: to infinity, or to NaN if the format has no infinity. NaN stays NaN.
 enum class Overflow { saturate, infinite };
 
 // `finite`: only the very last code is NaN, and there is no infinity (OCP's e4m3, "fn").
@@ -58,22 +59,22 @@ struct FloatFormat {
     static constexpr float largest() { return decode(largest_code); }
     static constexpr float smallest_normal() { return decode(uint32_t(1) << mantissa); }
     static constexpr float smallest() { return decode(1); }  // subnormal
-    // From 1 to the next number.
+    // The distance from 1 to the next larger number.
     static constexpr float epsilon() {
         return std::bit_cast<float>(uint32_t(127 - mantissa) << 23);
     }
 
-    // The code of the nearest number; of two that are equally near, the even code.
+    // The code of the nearest number; if two are equally near, the even code.
     static constexpr uint32_t encode(float x, Overflow overflow = Overflow::infinite) {
-        // exercise 08.1 begin: round the significand to nearest, and of ties to the even code
+        // exercise 08.1 begin: round the significand to nearest, ties to the even code
         const Parts p = take_apart(x);
         if (p.shift == 0) return finish(x, p, p.significand, overflow);
         const uint32_t half = uint32_t(1) << (p.shift - 1), odd = p.significand >> p.shift & 1;
         return finish(x, p, (p.significand + half - 1 + odd) >> p.shift, overflow);
         // exercise 08.1 end
     }
-    // Of the two neighbours, each with the probability that makes the expectation x. `random`: 32
-    // uniform bits.
+    // One of the two neighbours of x, drawn with the probabilities that make x the expectation.
+    // `random` consists of 32 uniform bits.
     static constexpr uint32_t encode_stochastic(float x, uint32_t random,
                                                 Overflow overflow = Overflow::infinite) {
         // exercise 08.4 begin: add random bits where the format has no room, then cut off
@@ -84,8 +85,8 @@ struct FloatFormat {
     }
 
 private:
-    // |x| = significand 2^(power - 23) with power at least the format's smallest exponent's, and
-    // how many of the significand's last bits the format has no room for.
+    // |x| = significand 2^(power - 23), where `power` is at least the format's smallest exponent.
+    // `shift` is how many of the significand's last bits do not fit into the format.
     struct Parts {
         uint32_t significand;
         int power, shift;
@@ -97,13 +98,13 @@ private:
         const int power = normal ? int(u >> 23) - 127 : -126;
         const int below = smallest_exponent - power;  // subnormal in this format if positive
         const int lost = 23 - mantissa + (below > 0 ? below : 0);
-        // From a shift of 31 on less than 1/128 of the smallest number is left, and bits that are
+        // With a shift of 31 or more, less than 1/128 of the smallest number is left. The bits
         // dropped here count only for stochastic rounding, where they keep its chance of 2^-31.
         const int more = lost > 31 ? lost - 31 : 0;
         return {more > 31 ? 0 : significand >> more, below > 0 ? smallest_exponent : power,
                 lost - more};
     }
-    // With the leading one of a normal number, `rounded` already counts one exponent.
+    // The leading one of a normal number in `rounded` already adds one to the exponent.
     static constexpr uint32_t finish(float x, Parts p, uint32_t rounded, Overflow overflow) {
         const uint32_t u = std::bit_cast<uint32_t>(x);
         uint32_t code = (uint32_t(p.power - smallest_exponent) << mantissa) + rounded;
@@ -116,7 +117,7 @@ private:
 
 namespace formats {
 using Fp32 = FloatFormat<8, 23>;
-using Tf32 = FloatFormat<8, 10>;  // 19 bits: tensor cores read fp32 so
+using Tf32 = FloatFormat<8, 10>;  // 19 bits: tensor cores read fp32 in this format
 using Bf16 = FloatFormat<8, 7>;
 using Fp16 = FloatFormat<5, 10>;
 using E5m6 = FloatFormat<5, 6>;

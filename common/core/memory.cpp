@@ -98,8 +98,7 @@ UncountedMemory::~UncountedMemory() {
     std::lock_guard lock(t.mutex);
     t.peak = peak_, t.at_peak = at_peak_, t.peak_total = peak_total_;
     for (int c = 0; c < memory_categories; ++c)
-        t.add(Memory(c), 0);  // whatever was allocated meanwhile and is still held counts from here
-                              // on
+        t.add(Memory(c), 0);  // what is still held counts from now on
     t.recording = recording_;
 }
 

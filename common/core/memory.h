@@ -2,10 +2,10 @@
 //
 // The playbook's "memory anatomy": a training step holds parameters, gradients, optimizer states
 // and activations. We add two categories that every real system has: communication buffers and
-// workspace (an operation's scratch, the batch). Together these make up the device's memory; what
-// is offloaded to the host's memory is counted separately. Each Tensor names its category when it
-// is created. The counters below follow allocations in the order in which the host program makes
-// them, so the same program has the same peak on a CPU and on a GPU, in every run.
+// workspace (an operation's scratch, the batch). Together these make up the device's memory; data
+// offloaded to the host's memory are counted separately. Each Tensor names its category when it is
+// created. The counters below follow allocations in the order in which the host program makes them,
+// so the same program has the same peak on a CPU and on a GPU, in every run.
 #pragma once
 
 #include <array>
@@ -21,9 +21,9 @@ inline constexpr std::array<const char*, memory_categories> memory_names = {
     "parameters", "gradients", "optimizer", "activations", "communication", "workspace", "host"};
 
 using MemoryByCategory = std::array<int64_t, memory_categories>;  // bytes, indexed by Memory
-int64_t total(const MemoryByCategory& bytes);  // on the device: all categories but Memory::host
+int64_t total(const MemoryByCategory& bytes);  // on the device: without Memory::host
 
-// A point of the timeline: the bytes held at `seconds` after the program's start.
+// A point of the timeline: the bytes held `seconds` after the program's start.
 struct MemoryPoint {
     double seconds;
     MemoryByCategory bytes;
@@ -41,7 +41,7 @@ void memory_reset_peak();
 void memory_timeline_record(bool on);
 const std::vector<MemoryPoint>& memory_timeline();
 
-// Hides what is allocated and freed during its lifetime: the timeline pauses, and afterwards the
+// Hides all allocations and frees during its lifetime: the timeline pauses, and afterwards the
 // peaks are restored.
 class UncountedMemory {
 public:
@@ -55,9 +55,9 @@ private:
     bool recording_;
 };
 
-// How much this process may hold on the device, in bytes; an allocation past it throws OutOfMemory
-// with the table of what is held. Default: the device's memory (on the CPU: the machine's, divided
-// by the ranks that share it).
+// Limits the bytes that this process may hold on the device. An allocation beyond the limit throws
+// OutOfMemory with the table of the memory in use. Default: the device's memory (on the CPU: the
+// machine's, divided by the ranks that share it).
 void memory_set_limit(int64_t bytes);
 int64_t memory_limit();
 

@@ -21,16 +21,16 @@ namespace ultrascale::ops {
 void fill(Tensor x, float value);
 void copy(Tensor to, const Tensor& from);  // converts between fp32, bf16, fp16, e4m3 and e5m2
 void add(Tensor y, const Tensor& x, float alpha = 1);  // y += alpha * x; dtypes may differ
-// y = a + b in fp32, rounded to y's dtype; a fp32, y and b of any.
+// y = a + b in fp32, rounded to y's dtype. a is fp32; y and b may have any dtype.
 void add(Tensor y, const Tensor& a, const Tensor& b);
 void scale(Tensor x, float alpha);  // x *= alpha
 void accumulate_sum(Tensor total, const Tensor& x,
                     double factor = 1);  // total (1) fp64 += factor * sum of x
-// total (1) fp64 += sum of x^2 over all of xs (one dtype, e4m3 and e5m2, too), added in fp64 and in
-// the list's order.
+// total (1) fp64 += sum of x^2 over all of xs (of one dtype, which may also be e4m3 or e5m2), added
+// in fp64 and in the list's order.
 void accumulate_sum_squares(Tensor total, const std::vector<Tensor>& xs);
-// found (1) int32 becomes 1 if any number in xs (one dtype) is infinite or NaN, else it stays as it
-// is. The host does not wait.
+// Sets found (1) int32 to 1 if any number in xs (of one dtype) is infinite or NaN, and otherwise
+// leaves it unchanged. The host does not wait.
 void find_not_finite(Tensor found, const std::vector<Tensor>& xs);
 
 // y[i] = x[i] / (1 - p) if the uniform number first + i of `random` (random.h) is above p, else 0;
@@ -59,8 +59,8 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
                         int64_t first_row = 0);
 
 // ---- rows in another order ----------------------------------------------------------------------
-// Row n of out = row index[n] of in. index (N) int32 is on the device; out has N rows, of
-// out.numel() / N elements each whatever its shape, and in any number of such rows. Any dtype, the
+// Row n of out = row index[n] of in. index (N) int32 is on the device. Whatever its shape, out is
+// read as N rows of out.numel() / N elements, and in as any number of such rows. Any dtype, the
 // same for both. An index outside of `in` is a bug.
 void gather_rows(Tensor out, const Tensor& in, const Tensor& index);
 
@@ -72,12 +72,12 @@ void rmsnorm_forward(Tensor y, Tensor rstd /* (N) fp32 */, const Tensor& x, cons
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
                       const Tensor& rstd, const Tensor& weight, const Tensor& dresidual = {});
 
-// The same for each head of q and of k in qkv (N, (H + 2K) D), before RoPE (Qwen 3): out (N,
-// (H + 2K) D) with every head of q normed and weighted by q_weight (D), of k by k_weight (D), and v
-// copied. rstd (N, H + K) fp32.
+// RMSNorm of each head of q and k, before RoPE (Qwen 3). qkv and out: (N, (H + 2K) D). The heads of
+// q are weighted by q_weight (D), those of k by k_weight (D), and v is copied. rstd (N, H + K)
+// fp32.
 void norm_heads_forward(Tensor out, Tensor rstd, const Tensor& qkv, const Tensor& q_weight,
                         const Tensor& k_weight, float eps);
-// Overwrites d, which holds the gradient of out, with that of qkv; adds to dq_weight, dk_weight.
+// Overwrites d, the gradient of out, with the gradient of qkv; adds to dq_weight and dk_weight.
 void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Tensor& qkv,
                          const Tensor& rstd, const Tensor& q_weight, const Tensor& k_weight);
 
@@ -87,61 +87,63 @@ void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Ten
 void rope_forward(Tensor q, Tensor k, Tensor v, const Tensor& qkv,
                   const Tensor& positions /* (B, T) int32 */,
                   const Tensor& frequencies /* (D/2) fp32 */);
-// The inverse rotation, back into one dqkv.
+// Rotates by the negative angles and writes the result into one dqkv.
 void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor& dv,
                    const Tensor& positions, const Tensor& frequencies);
 
 // ---- attention ----------------------------------------------------------------------------------
-// Which keys a query attends to. Query i is at position q_offset + i * stride of the whole
-// sequence, key j at k_offset + j * stride (a stride of n: every n-th token, as striped layouts
-// deal them out); with `causal` a query attends to keys up to its own position. document_starts
-// (B, Tq) int32, if given, holds for each query the first position of its document in the whole
-// sequence; earlier keys are masked.
+// Which keys a query may attend to. In the whole sequence, query i is at position q_offset + i *
+// stride and key j at k_offset + j * stride (stride n: every n-th token, as in striped layouts).
+// With `causal`, a query attends to keys up to its own position. document_starts (B, Tq) int32, if
+// given, holds for each query the first position of its document in the whole sequence; earlier
+// keys are masked.
 struct AttentionMask {
     bool causal = true;
     int64_t q_offset = 0, k_offset = 0;
     Tensor document_starts;
     int64_t stride = 1;
 };
-// o (B, Tq, H, D) = softmax(q k^T / sqrt(D)) v with q (B, Tq, H, D), k and v (B, Tk, K, D), H a
-// multiple of K; and the log-sum-exp of each row's scores, lse (B, H, Tq) fp32. In tiles with an
-// online softmax: no Tq x Tk buffer (FlashAttention, Dao et al. 2022). A query without any visible
-// key gives zeros and lse = -infinity.
+// o (B, Tq, H, D) = softmax(q k^T / sqrt(D)) v with q (B, Tq, H, D), k and v (B, Tk, K, D), where H
+// is a multiple of K; lse (B, H, Tq) fp32 is the log-sum-exp of each row's scores. It works in
+// tiles with an online softmax, without a Tq x Tk buffer (FlashAttention, Dao et al. 2022). A query
+// without any visible key gives zeros and lse = -infinity.
 void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, const Tensor& v,
                        const AttentionMask& mask);
-// delta (B, H, Tq) fp32 = row sums of dout * o, all that the backward needs of the output.
+// delta (B, H, Tq) fp32 = row sums of dout * o: all that the backward needs to know of the output.
 void attention_delta(Tensor delta, const Tensor& dout, const Tensor& o);
-// What attention_backward adds to its gradients, so that ring attention sums over blocks of keys,
-// and of queries, in fp32. dq: fp32, and may be the output dq itself if that is fp32; empty:
-// nothing. dkv: whether dk and dv, which must be fp32, are added to instead of overwritten.
+// The gradients that attention_backward adds to, so that ring attention sums over blocks of keys
+// and queries in fp32. dq: an fp32 tensor, which may be the output dq itself; if it is empty,
+// nothing is added. dkv: whether dk and dv, which must then be fp32, are added to instead of
+// overwritten.
 struct AttentionAdds {
     Tensor dq = {};
     bool dkv = false;
 };
 // Gradients for these keys, given the log-sum-exp and delta of the *whole* row, so that ring
-// attention can call it block by block. dq is of q's dtype or fp32, and so are dk and dv, which
-// share theirs; a sum that ends in 16 bits is rounded once. Keys that no query sees, and queries
-// that see no key, have zero gradients: where it adds, their sums stay as they are.
+// attention can call it block by block. dq has q's dtype or fp32; so do dk and dv, which share a
+// dtype. A sum that ends in 16 bits is rounded once. The gradients of keys that no query sees, and
+// of queries that see no key, are zero: sums that they are added to stay as they are.
 void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                         const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
                         const AttentionMask& mask, AttentionAdds add = {});
 
-// The naive way, with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output and
-// the backward's input.
+// Naive attention with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output of
+// the forward and an input of the backward.
 void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k,
                              const Tensor& v, const AttentionMask& mask);
 void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
                               const Tensor& k, const Tensor& v, const Tensor& probabilities);
 
 // ---- SwiGLU (Shazeer 2020): out (N, F) = silu(gate) * up with gate_up (N, 2F) = [gate | up] -----
-// With weights (N) fp32, row n is multiplied by weight n: a router's weight may be applied here,
-// before an expert's down_proj, and then its backward needs no down_proj output of k h elements a
+// With weights (N) fp32, row n is multiplied by weight n. So a router's weight can be applied
+// before an expert's down_proj, and its backward does not need down_proj's output of k h elements a
 // token.
 void swiglu_forward(Tensor out, const Tensor& gate_up, const Tensor& weights = {});
-// `dout` is overwritten with swiglu's output, which forward did not keep and which costs little
-// here, as backward reads gate and up anyway. With weights, dweights (N) fp32 is an output, too.
-// amax (1) fp32, unless it is empty, becomes the largest magnitude of dgate_up, or stays if it is
-// larger: what rounds dgate_up to 8 bits need not look for it (ops_fp8.h). Not with weights.
+// Overwrites `dout` with swiglu's output. Forward did not keep it, and recomputing it here costs
+// little because backward reads gate and up anyway. With weights, dweights (N) fp32 is an output
+// too. amax (1) fp32, unless it is empty, becomes the largest magnitude of dgate_up if that is
+// larger; rounding dgate_up to 8 bits then needs no search of its own (ops_fp8.h). Not with
+// weights.
 void swiglu_backward(Tensor dgate_up, Tensor dout_to_out, const Tensor& gate_up,
                      const Tensor& weights = {}, Tensor dweights = {}, Tensor amax = {});
 
@@ -168,22 +170,22 @@ struct AdamWItem {
 //   master *= 1 - lr * weight_decay
 // The arithmetic is in fp32. master, m and v are fp32 (on CUDA, m and v may be bf16); value and
 // gradient each have one dtype in all items. value receives the rounded master (it may be master
-// itself). squared_norm (1) fp64 is that of the gradients, and stays on the device, so the host
-// need not wait for it. One call updates all parameters, on CUDA in one launch.
+// itself). squared_norm (1) fp64 is the gradients' squared norm; it stays on the device, so the
+// host need not wait for it. One call updates all parameters, on CUDA in one launch.
 void adamw(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
            const AdamWSettings& settings);
-// The same on the host's threads, synchronously, for tensors in the host's memory (Memory::host, or
-// any on the CPU backend).
+// Runs adamw on the host's threads, synchronously, for tensors in the host's memory (Memory::host,
+// or any tensors on the CPU backend).
 void adamw_on_host(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
                    const AdamWSettings& settings);
-// The FLOPs and memory traffic of such an update. Checks the items.
+// The FLOPs and memory traffic of one adamw call. Checks the items.
 struct AdamWCost {
     double flops = 0, bytes = 0;
 };
 AdamWCost adamw_cost(const std::vector<AdamWItem>& items, const AdamWSettings& settings);
 
-// The device's matmul rate for this dtype, in FLOP/s: the best of a few products of size (n, n, n),
-// or smaller if they do not fit in memory.
+// Measures the device's matmul rate for this dtype, in FLOP/s: the best of a few products of size
+// (n, n, n), or of smaller ones if these do not fit in memory.
 double measure_matmul_rate(DType dtype, int64_t n = 1024);
 
 }  // namespace ultrascale::ops

@@ -1,5 +1,5 @@
-// What the backends' updates share. Private to common/core, common/cpu, common/cuda, and a
-// chapter's kernels/.
+// Shared by the backends' updates. Private to common/core, common/cpu, common/cuda, and a chapter's
+// kernels/.
 #pragma once
 
 #include <cmath>
@@ -8,7 +8,7 @@
 
 namespace ultrascale::ops {
 
-// What the elements of an item need of the settings.
+// The constants that the update of one element needs, worked out from the settings.
 struct AdamWFactors {
     float clip, decay, beta1, beta2, step_size, root_correction, eps;
 };

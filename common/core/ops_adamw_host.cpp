@@ -1,6 +1,6 @@
 // AdamW on the host's threads, in one pass over the parameters: torch.optim.AdamW after
-// torch.nn.utils.clip_grad_norm_. The CPU backend's update, and every backend's update of what is
-// offloaded to the host.
+// torch.nn.utils.clip_grad_norm_. The CPU backend updates everything with it, other backends only
+// the parameters that are offloaded to the host.
 #include "ops_adamw.h"
 #include "ops_host.h"
 

@@ -1,12 +1,12 @@
-// What both backends' attention shares: which arguments go together, and positions as numbers of
-// keys. Private to common/cpu and common/cuda.
+// Shared by both backends' attention: checks of the arguments, and positions counted in keys.
+// Private to common/cpu and common/cuda.
 #pragma once
 
 #include "ops.h"
 
 namespace ultrascale::ops {
 
-// a / b rounded down, for b > 0 and any a. (C++ rounds towards zero, so that a query less than a
+// a / b rounded down, for b > 0 and any a. (C++ rounds towards zero; then a query less than a
 // stride before key 0 would see that key.) a / b rounded up is -divide_down(-a, b).
 constexpr int64_t divide_down(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 
@@ -16,13 +16,14 @@ inline int64_t shift_in_keys(const AttentionMask& mask) {
     return divide_down(mask.q_offset - mask.k_offset, mask.stride);
 }
 
-// dQ held open between blocks of keys, in the form in which Hopper's kernels add to it
+// A dQ that stays open between blocks of keys, in the form in which Hopper's kernels add to it
 // (cuda/attention/attention_wgmma_sums.cuh).
 struct OpenDq {
     Tensor sums, rows, lengths, longest;
     int64_t T = 0;
     explicit operator bool() const { return bool(sums); }
-    // Whether a block may have these queries; sums consist of tiles of so many.
+    // Whether a block may have these queries: whole tiles of the sums, the last of which may be
+    // shorter.
     bool takes(int64_t first, int64_t queries) const {
         const int64_t tile = sums.size(1);
         return first % tile == 0 && (queries % tile == 0 || first + queries == T);

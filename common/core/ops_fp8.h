@@ -1,12 +1,12 @@
-// Matrices of 8-bit numbers: quantisation, and back. Beside ops.h, whose conventions hold. Products
-// of them are chapter 08's.
+// Matrices of 8-bit numbers: how they are quantised and converted back. ops.h's conventions hold
+// here, too. Chapter 08 multiplies such matrices.
 //
 //     x  ~  scale * number        number: e4m3 or e5m2, rounded to nearest even and saturated
 //                                 scale: fp32, one for each group of elements of x
 //
 // A scale is the group's largest magnitude (its "amax") divided by the format's largest number, 448
-// or 57,344. A NaN stays NaN, and a group with an infinity becomes NaN, so that nothing that
-// overflowed is hidden. Groups, of a matrix (R, C):
+// or 57,344. A NaN stays NaN, and a group with an infinity becomes NaN, so that no overflow is
+// hidden. Groups of a matrix (R, C):
 //
 //     tensor    1 scale                       (1)                   Transformer Engine
 //     row       of each row                   (R)                   torchao's "rowwise"
@@ -33,24 +33,24 @@ struct Scaling {
     bool given = false;
 };
 
-// A matrix in 8 bits, with its scales. Empty where nobody needs it.
+// A matrix in 8 bits with its scales. It is empty where nobody needs it.
 struct Quantised {
     Tensor values;  // (R, C) e4m3 or e5m2
     Tensor scales;  // fp32, see above
     explicit operator bool() const { return bool(values); }
 };
 Shape scales_shape(int64_t rows, int64_t cols, ScaleGroup group);
-// Uninitialised; both tensors are of this category.
+// Allocates an uninitialised matrix; both of its tensors belong to this category.
 Quantised empty_quantised(int64_t rows, int64_t cols, DType dtype, ScaleGroup group,
                           Memory category);
 // The largest number of e4m3 or e5m2.
 float largest_of(DType dtype);
 
-// y (R, C) and transposed (C, R), of which one may be empty, from x (R, C), fp32, bf16 or fp16. In
-// one pass over x if the scale is given and for tiles and blocks; the others first need a pass that
-// looks for the amax. If y and transposed share one scale (given), they share the tensor, too.
-// amax (1) fp32, unless it is empty, becomes the largest magnitude of x, or stays if it is larger:
-// the caller zeroes it before the first of several micro-batches.
+// Writes x (R, C), which is fp32, bf16 or fp16, to y (R, C) and to transposed (C, R); one of them
+// may be empty. It takes one pass over x if the scale is given, and for tiles and blocks; other
+// groups need a pass before it that finds the amax. If y and transposed share one scale (given),
+// they share its tensor, too. amax (1) fp32, unless it is empty, becomes the largest magnitude of x
+// if that is larger: the caller zeroes it before the first of several micro-batches.
 void quantise(const Quantised& y, const Quantised& transposed, const Tensor& x,
               const Scaling& scaling, Tensor amax = {});
 // x (R, C) fp32, bf16 or fp16 = scale * number

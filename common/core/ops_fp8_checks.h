@@ -1,5 +1,5 @@
-// What both backends' operations in 8 bits share: the scale of a group, and which arguments go
-// together. Private to common/cpu and common/cuda.
+// Shared by both backends' operations in 8 bits: the scale of a group, and checks of the arguments.
+// Private to common/cpu and common/cuda.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,9 @@
 
 namespace ultrascale::ops {
 
-// The scale of a group with this amax. The smallest one keeps 1 / scale finite; it also makes zeros
-// of a group of zeros. Rounded up to a power of two: the next exponent unless the mantissa is zero.
+// The scale of a group with this amax. A lower limit keeps 1 / scale finite; with it a group of
+// zeros becomes zeros. To round up to a power of two, take the next exponent unless the mantissa is
+// zero.
 constexpr float scale_for(float amax, float largest, bool power_of_two) {
     const float scale = (amax > 1e-30f ? amax : 1e-30f) / largest;
     if (!power_of_two) return scale;
@@ -29,7 +30,7 @@ void with_format(DType dtype, F&& f) {
 
 constexpr int64_t blocks_of(int64_t n) { return (n + scale_block - 1) / scale_block; }
 
-// Where the scale of the run of row r's elements 128 j .. 128 j + 127 is.
+// The index of the scale for elements 128 j .. 128 j + 127 of row r.
 constexpr int64_t scale_index(ScaleGroup group, int64_t r, int64_t j, int64_t R, int64_t C) {
     switch (group) {
         case ScaleGroup::tensor: return 0;

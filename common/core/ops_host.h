@@ -6,7 +6,7 @@
 
 namespace ultrascale::ops {
 
-// A loop over fewer elements than this ends before other threads have woken up.
+// A loop over fewer elements than this would end before other threads have woken up.
 inline constexpr int64_t parallel_threshold = 16384;
 
 // Calls f(float{}), f(bf16{}) or f(fp16{}), whichever the dtype is.
@@ -21,7 +21,7 @@ void with_type(DType dtype, F&& f) {
     else
         f(fp16{});
 }
-// Also with e4m3{} and e5m2{}, which most operations do not take.
+// Calls f for e4m3 and e5m2 as well, which most operations do not take.
 template <class F>
 void with_any_float(DType dtype, F&& f) {
     if (dtype == DType::e4m3)

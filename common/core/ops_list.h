@@ -1,4 +1,4 @@
-// What both backends' operations on lists of tensors share. Private to common/cpu and common/cuda.
+// Shared by both backends' operations on lists of tensors. Private to common/cpu and common/cuda.
 #pragma once
 
 #include "tensor.h"
@@ -8,7 +8,7 @@ namespace ultrascale::ops {
 struct ListSizes {
     double elements = 0, bytes = 0;
 };
-// Of all of them; `wrong` is said unless they share their dtype.
+// The sizes of all tensors together. Fails with the message `wrong` unless they share a dtype.
 inline ListSizes list_sizes(const std::vector<Tensor>& xs, const char* wrong) {
     ListSizes sizes;
     for (const Tensor& x : xs) {

@@ -1,6 +1,6 @@
-// Headers of others that most sources include and that take a second to read. The Makefile has them
-// read once, and puts what the compiler made of them before each source. (A source still includes
-// what it uses.)
+// Headers of other libraries that most sources include and that take a second to read. The Makefile
+// precompiles them and includes the result before each source. (A source still includes what it
+// uses.)
 #include <fmt/format.h>
 
 #include <algorithm>

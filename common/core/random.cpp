@@ -24,7 +24,7 @@ uint32_t Random::bits(uint64_t index) const { return block_bits(index / 4)[index
 
 float Random::uniform(uint64_t index) const { return unit_interval(bits(index)); }
 
-// Box-Muller, of two uniforms.
+// Box-Muller: two normal numbers from two uniform ones.
 static std::array<float, 2> normal_pair(float a, float b) {
     const double radius = std::sqrt(-2 * std::log(double(a))),
                  angle = 2 * std::numbers::pi * double(b);

@@ -14,8 +14,8 @@
 
 namespace ultrascale {
 
-// Ten rounds on a counter of four words with a key of two words. (constexpr, because kernels call
-// it too.)
+// Ten rounds on a counter of four words with a key of two words. (It is constexpr because kernels
+// call it, too.)
 constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> x,
                                              std::array<uint32_t, 2> key) {
     for (int round = 0; round < 10; ++round) {
@@ -43,7 +43,7 @@ public:
     // Standard normal by Box-Muller: elements 2i and 2i+1 share the uniforms 2i and 2i+1, computed
     // in double.
     float normal(uint64_t index) const;
-    // Elements first, first + 1, ...: the same numbers in half the time.
+    // Writes elements first, first + 1, ...: the same numbers as normal(), in half the time.
     void normals(uint64_t first, std::span<float> to) const;
     uint32_t bits(uint64_t index) const;
     // The bits of elements 4 block .. 4 block + 3.

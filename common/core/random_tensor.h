@@ -9,7 +9,8 @@
 namespace ultrascale {
 
 // Standard normal numbers, the same 65536 repeated. The values that tensor cores multiply determine
-// how much power they draw, and so how fast they run: zeros or small integers would be too fast.
+// how much power they draw, and so how fast they run: with zeros or small integers they would run
+// too fast.
 inline Tensor random_tensor(const Shape& shape, DType dtype = DType::bf16, unsigned seed = 1) {
     std::vector<float> numbers(65536);
     Random(seed, "random_tensor").normals(0, numbers);

@@ -1,4 +1,4 @@
-// Why a stream stopped working, and communication that will never end.
+// Why a stream stopped working, and how the process learns that a communication will never end.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ struct Failure {
     std::atomic<bool> seen = false;  // it has been thrown to the host somewhere
 };
 
-// Prints a failure that nobody has waited for.
+// Prints a failure that no wait has thrown.
 inline void report_unseen_failure(const Failure* failure, const std::string& stream_name) {
     if (!failure || failure->seen) return;
     try {
@@ -29,8 +29,8 @@ inline void report_unseen_failure(const Failure* failure, const std::string& str
 
 // Communication is abandoned when an exception destroys a Work before it has ended, since the other
 // ranks may never make their calls. From then on every wait for messages, and for streams in which
-// they are queued, throws in check_not_abandoned() instead of hanging, and
-// finalize_communication() is no longer possible. (Tests reset it with false.)
+// messages are queued, throws in check_not_abandoned() instead of hanging, and
+// finalize_communication() is no longer possible. (Tests reset the flag.)
 inline std::atomic<bool> communication_abandoned = false;
 inline void abandon_communication(bool abandoned = true) { communication_abandoned = abandoned; }
 inline bool communication_is_abandoned() { return communication_abandoned; }

@@ -125,13 +125,13 @@ public:
     int64_t bytes() const { return numel() * dtype_bytes(dtype_); }
     DType dtype() const { return dtype_; }
 
-    // Read as a matrix: all dimensions but the last form its rows.
+    // Read as a matrix: all dimensions but the last form the rows.
     int64_t cols() const { return shape_.empty() ? 1 : shape_.back(); }
     int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
 
     void* data() const { return data_; }
-    // Its category is Memory::host: on CUDA not the device's memory, on the CPU only counted
-    // separately.
+    // Whether the category is Memory::host. On CUDA such a tensor is not in the device's memory; on
+    // the CPU it is only counted separately.
     bool on_host() const;
     template <class T>
     T* as() const {  // the device's address; checks the dtype
@@ -170,8 +170,8 @@ private:
     DType dtype_ = DType::fp32;
 };
 
-// to = from, of the same dtype and size, one of them on the host, in the stream's order; the host
-// does not wait. The caller keeps both tensors until the copy is done.
+// to = from, where both have the same dtype and size and one is on the host. It runs in the
+// stream's order, and the host does not wait. The caller keeps both tensors until the copy is done.
 void copy_async(Tensor to, const Tensor& from, Stream& stream);
 
 // Implemented by the backend. Copies between host and device are complete when the call returns

@@ -52,7 +52,7 @@ Untraced::~Untraced() {
 void trace_complete_with(void (*function)()) { complete = function; }
 
 // Spans whose ends the device may not have reached yet, in the order of their ends. Their times are
-// only asked for when somebody reads them, because asking waits.
+// asked for only when somebody reads them, because asking waits.
 struct PendingSpan {
     Span span;
     Timestamp begin, end;

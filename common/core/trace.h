@@ -19,13 +19,13 @@ double now_seconds();    // since the program's start, on the host's steady cloc
 double program_start();  // its time on the steady clock that all processes of a machine share
 
 struct Span {
-    std::string name;  // the operation's: "matmul"
-    std::string of;    // what it works for: "layers.3.mlp.down_proj dX"; may be empty
+    std::string name;  // the operation's name: "matmul"
+    std::string of;    // the part it works for: "layers.3.mlp.down_proj dX"; may be empty
     std::string lane;  // the stream's name; "phase" for steps, micro-batches, phases and units
     double begin = 0, end = 0;
     double flops = 0, bytes = 0;
-    // For communication: its group, and the call's number among those of its kind in the group. A
-    // call has the same number on all ranks of the group, so that it can be matched between them.
+    // Communication also has a group, and the call's number among the group's calls of its kind. A
+    // call has the same number on all ranks of the group, so it can be matched between them.
     std::string group = "";
     int first_rank = 0, ranks = 0;  // the group's lowest rank in world(), and its size
     int64_t call = 0;
@@ -36,8 +36,8 @@ void trace_record(bool on);  // spans are kept while this is on
 bool trace_recording();
 const std::vector<Span>& trace_spans();  // waits until the device has reached their ends
 void trace_clear();
-// Sets a function that is called before spans are read and adds those that a transport still holds
-// back.
+// Registers a function that is called before spans are read; it adds the spans that a transport
+// still holds back.
 void trace_complete_with(void (*function)());
 
 // Adds a span that has ended, or whose times the device may not have reached yet. Any thread may
@@ -45,7 +45,7 @@ void trace_complete_with(void (*function)());
 void trace_span(Span span, double begin, double end);
 void trace_span(Span span, const Timestamp& begin, const Timestamp& end);
 
-// What happens during its lifetime is not recorded, or is one span of this name in the lane
+// Records nothing during its lifetime, or, given a name, only one span of that name in the lane
 // "phase".
 class Untraced {
 public:
@@ -63,9 +63,9 @@ private:
 //     TraceName unit(TraceName::part, "layers.3"), pass(TraceName::pass, "backward");
 //     TraceName linear(TraceName::part, "mlp.down_proj"), product(TraceName::pass, "dX");
 // a product is recorded as "matmul layers.3.mlp.down_proj dX". Nested parts are joined with dots;
-// of nested passes the innermost counts. `whole` starts a new name: what a hook sends is not for
-// the layer whose backward called the hook. The name must outlive the object. Does nothing while
-// nothing is recorded.
+// of nested passes, the innermost counts. `whole` starts a new name: a hook's communication does
+// not belong to the layer whose backward called the hook. The name must outlive the object. Does
+// nothing while nothing is recorded.
 class TraceName {
 public:
     enum Kind { part, pass, whole };
@@ -117,7 +117,7 @@ private:
     std::optional<OpenSpan> open_;
 };
 
-// Runs `work` as a span in the lane "phase"; operations in it that belong to no unit of the model
+// Runs `work` as a span in the lane "phase". Operations in it that belong to no unit of the model
 // carry its name.
 template <class F>
 auto phase(std::string_view name, F work) {

@@ -60,9 +60,9 @@ public:
     }
 
 private:
-    // The first key at this position of the whole sequence or later.
+    // The first key at or after this position of the whole sequence.
     int64_t first_key(int64_t position) const {
-        const int64_t further = position - k_offset_;  // than key 0; dividing takes 20 to 90 cycles
+        const int64_t further = position - k_offset_;  // from key 0; dividing takes 20 to 90 cycles
         return std::max<int64_t>(stride_ == 1 ? further : -divide_down(-further, stride_), 0);
     }
     bool causal_;

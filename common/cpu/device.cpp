@@ -22,17 +22,17 @@ namespace ultrascale {
 
 constexpr size_t alignment = 256;
 
-#ifdef __SANITIZE_ADDRESS__  // sees what is written beyond the data only if the block ends there
+#ifdef __SANITIZE_ADDRESS__  // it sees a write beyond the data only if the block ends there
 static void* aligned_block(size_t bytes) { return std::aligned_alloc(alignment, bytes); }
 static void free_block(void* data) { std::free(data); }
 #else
-// The data is aligned inside a larger block that is kept whole; the word before it says where that
-// begins. (aligned_alloc gives back what lies around the data. What was freed is then too small to
-// align the same size in once more, and remains as a hole in the heap.)
+// The data is aligned inside a larger block that is kept whole; the word before the data says where
+// the block begins. (aligned_alloc returns the memory around the data. A freed block is then too
+// small for an aligned block of the same size, and remains as a hole in the heap.)
 static void* aligned_block(size_t bytes) {
     void* block = std::malloc(bytes + alignment);
     if (!block) return nullptr;
-    // malloc aligns to 16 bytes, so that 16 at least are left before the data.
+    // malloc aligns to 16 bytes, so at least 16 bytes are left before the data.
     void** data = reinterpret_cast<void**>((uintptr_t(block) / alignment + 1) * alignment);
     data[-1] = block;
     return data;

@@ -115,7 +115,7 @@ void attention_forward(Tensor o, Tensor lse, const Tensor& q, const Tensor& k, c
     const int64_t tiles = (n.Tq + q_tile - 1) / q_tile;
 #pragma omp parallel for schedule(dynamic)
     for (int64_t x = 0; x < n.B * n.H * tiles; ++x) {
-        // the last tile first: with a causal mask it has the most work
+        // The last tile comes first: with a causal mask it has the most work.
         const int64_t i = (tiles - 1 - x % tiles) * q_tile;
         forward.tile(x / tiles / n.H, x / tiles % n.H, i, std::min(i + q_tile, n.Tq),
                      scratch + omp_get_thread_num() * q_tile * k_tile);

@@ -1,5 +1,5 @@
-// The backward of attention in tiles (ops_attention.cpp): it recomputes P = exp(S - lse), then with
-// dS = P * (dO V^T - delta) / sqrt(D)
+// The backward of attention in tiles (ops_attention.cpp). It recomputes P = exp(S - lse). With
+// dS = P * (dO V^T - delta) / sqrt(D):
 //   dV += P^T dO      dK += dS^T Q      dQ += dS K
 //
 // Both K and V are transposed once. Tiles without visible keys are skipped.
@@ -51,7 +51,8 @@ struct Backward {
             const int64_t column = (b * n.K + kv) * D * n.Tk + j;  // in the transposed tensors
             for (int64_t h = h0; h < h1; ++h) {
                 for (int64_t tile = i0; tile < i1; tile += q_tile) {
-                    // Only from the first to the last query that attends to one of these keys.
+                    // Covers only the queries from the first to the last one that attends to one of
+                    // these keys.
                     auto sees = [&](int64_t i) {
                         const KeyRange keys = visible(b, i);
                         return keys.begin < std::min(keys.end, j + width) && keys.end > j;

@@ -5,7 +5,8 @@ namespace ultrascale::ops {
 
 namespace {
 
-// The loss of one row of V logits, which are overwritten with their gradient if dscale is not 0.
+// Returns the loss of one row of V logits, and overwrites them with their gradient if dscale is not
+// 0.
 template <class T>
 float cross_entropy_row(T* logits, int64_t V, int32_t target, float dscale) {
     if (target == ignored_target) {

@@ -1,12 +1,12 @@
-// Quantisation to 8 bits and back: plain loops over runs of up to 128 elements of a
-// row, which share a scale whatever the groups are.
+// Quantisation to 8 bits and back: plain loops over runs of up to 128 elements of a row. A run
+// shares a scale, whatever the groups are.
 #include "ops_fp8.h"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// Calls f(row, j, its elements begin .. end - 1) for all runs, rows in parallel.
+// Calls f(row, j, begin, end) for all runs, with elements begin .. end - 1; rows run in parallel.
 template <class F>
 void for_each_run(int64_t R, int64_t C, const F& f) {
 #pragma omp parallel for if (R * C > parallel_threshold)
@@ -15,7 +15,7 @@ void for_each_run(int64_t R, int64_t C, const F& f) {
             f(r, j, r * C + j * scale_block, r * C + std::min(C, (j + 1) * scale_block));
 }
 
-// The runs' largest magnitudes (R, C / 128). A NaN does not count: it stays NaN by itself.
+// The runs' largest magnitudes (R, C / 128). A NaN does not count, since it stays NaN by itself.
 Tensor amax_of_runs(const Tensor& x, int64_t R, int64_t C) {
     Tensor all = Tensor::empty({R, blocks_of(C)}, DType::fp32, Memory::workspace);
     float* amax = all.as<float>();
@@ -64,7 +64,7 @@ void widen_runs(X* x, const T* y, const float* scales, int64_t R, int64_t C, Sca
     });
 }
 
-// raise_amax() from the magnitudes of the runs.
+// Calls raise_amax() with the magnitudes of the runs.
 void raise_by_runs(const Tensor& amax, const Tensor& runs) {
     const float* values = runs.as<float>();
     float& largest = *amax.as<float>();

@@ -1,4 +1,4 @@
-// What the CPU's operations in 8 bits share. Private to common/cpu.
+// Shared by the CPU's operations in 8 bits. Private to common/cpu.
 #pragma once
 
 #include <numeric>
@@ -19,7 +19,7 @@ inline float larger(float a, float b) { return a > b ? a : b; }
 // to (C, R) = the transpose of from (R, C).
 template <class T>
 void transpose(T* to, const T* from, int64_t R, int64_t C) {
-    constexpr int64_t square = 32;  // whose rows, of both, stay in the L1 cache
+    constexpr int64_t square = 32;  // the rows of a square, of both matrices, stay in the L1 cache
 #pragma omp parallel for if (R * C > parallel_threshold)
     for (int64_t c0 = 0; c0 < C; c0 += square)
         for (int64_t r0 = 0; r0 < R; r0 += square)
@@ -31,7 +31,7 @@ void transpose(T* to, const T* from, int64_t R, int64_t C) {
 // quantise and dequantise without a span of their own, for use in other operations; x is fp32.
 void quantise_floats(const Quantised& y, const Quantised& transposed, const Tensor& x,
                      const Scaling& scaling, const Tensor& amax);
-// *amax becomes the largest magnitude of x (fp32), or stays if it is larger.
+// Sets *amax to the largest magnitude of x (fp32) if that is larger.
 void raise_amax(const Tensor& amax, const Tensor& x);
 void dequantise_floats(const Tensor& x, const Quantised& y, ScaleGroup group);
 

@@ -17,7 +17,8 @@ void gather_rows(Tensor out, const Tensor& in, const Tensor& index) {
         check(from[n] >= 0 && from[n] < rows, "gather_rows: an index outside of in");
     char* const to = static_cast<char*>(out.data());
     const char* const source = static_cast<const char*>(in.data());
-    // In parts, so that all threads have work where there are a few long rows.
+    // Rows are copied in parts, so that all threads have work even if there are only a few long
+    // rows.
     constexpr int64_t part = 1 << 16;
     const int64_t parts = (bytes + part - 1) / part;
 #pragma omp parallel for if (N * bytes > 4 * parallel_threshold)

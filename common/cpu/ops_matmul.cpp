@@ -1,5 +1,5 @@
-// Matrix product with OpenBLAS. It multiplies fp32 only, so operands of 16 bits are widened into
-// workspace memory: b as a whole, a and d in panels of rows.
+// Matrix product with OpenBLAS, which multiplies fp32 only. Operands of 16 bits are therefore
+// widened into workspace memory: b as a whole, a and d in panels of rows.
 #include "ops_common.h"
 
 namespace ultrascale::ops {

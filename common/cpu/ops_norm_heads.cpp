@@ -31,7 +31,7 @@ void forward(T* out, float* rstd, const T* in, const T* q_weight, const T* k_wei
         }
 }
 
-// sums (2, D): the gradients of q's and k's weights
+// sums (2, D) are the gradients of q's and k's weights.
 template <class T>
 void backward_token(T* d, float* sums, const T* in, const float* rstd, const T* q_weight,
                     const T* k_weight, const HeadSizes& s) {

@@ -43,8 +43,8 @@ void rotate(T* out, const T* in, int64_t heads, int64_t D, const float* cosine, 
         }
 }
 
-// Calls body(row, cosine, sine) for each token's row. Sines cost more than the rotation, and the
-// sequences of a batch mostly have the same positions. So a thread processes index t of all
+// Calls body(row, cosine, sine) for each token's row. Computing sines costs more than the rotation,
+// and the sequences of a batch mostly have the same positions. So a thread processes index t of all
 // sequences in turn and reuses the last position's sines.
 template <class Body>
 void for_each_token(const Sizes& s, const Tensor& positions, const Tensor& frequencies, Body body) {

@@ -21,7 +21,8 @@ void forward(T* out, const T* gate_up, const float* weights, int64_t N, int64_t 
     }
 }
 
-// d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g). With a weight w, dout is of w out.
+// d silu(g) / dg = s + g s (1 - s) with s = sigmoid(g). With a weight w, dout is the gradient of w
+// out.
 template <class T>
 void backward(T* dgate_up, T* dout, const T* gate_up, const float* weights, float* dweights,
               int64_t N, int64_t F) {

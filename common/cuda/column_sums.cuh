@@ -1,5 +1,5 @@
-// The last step of a norm's weight gradient: the sums that blocks have left are added in order.
-// Private to common/cuda.
+// The last step of a norm's weight gradient: adds the blocks' sums in order. Private to
+// common/cuda.
 #pragma once
 
 #include "ops_common.cuh"

@@ -1,4 +1,4 @@
-// What all code that calls cuBLASLt shares: error checks, the handle, and the choice among its
+// Shared by all code that calls cuBLASLt: error checks, the handle, and the choice among its
 // kernels for a product.
 #pragma once
 
@@ -33,7 +33,7 @@ inline cublasLtHandle_t cublas_handle() {
     return handle;
 }
 
-// Whether large products try several kernels: unless ULTRASCALE_GEMM_TUNING=0.
+// Whether large products try several kernels: they do unless ULTRASCALE_GEMM_TUNING=0.
 inline bool gemm_tuning() {
     static const bool on = [] {
         const char* text = std::getenv("ULTRASCALE_GEMM_TUNING");
@@ -42,8 +42,8 @@ inline bool gemm_tuning() {
     return on;
 }
 
-// For cublasLtMatmulAlgoGetHeuristic: kernels with up to 32 MiB of workspace. The caller destroys
-// it.
+// The preference for cublasLtMatmulAlgoGetHeuristic: kernels with up to 32 MiB of workspace. The
+// caller destroys it.
 inline cublasLtMatmulPreference_t cublas_preference() {
     cublasLtMatmulPreference_t preference;
     cublas_check(cublasLtMatmulPreferenceCreate(&preference));

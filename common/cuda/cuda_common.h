@@ -1,5 +1,5 @@
-// What all files of the CUDA backend share: errors, the CUDA stream behind a Stream, and how
-// kernels are launched.
+// Shared by all files of the CUDA backend: errors, the CUDA stream behind a Stream, and kernel
+// launches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,22 +19,22 @@ void cuda_check(cudaError_t status, std::source_location at = std::source_locati
 cudaStream_t cuda_stream(const Stream& stream);
 inline cudaStream_t cuda_compute() { return cuda_stream(compute_stream()); }
 
-void cuda_select_device();  // makes this rank's GPU the current one; UserError if there is none
-// waits for the device, then returns the memory pool's unused memory to the driver
+void cuda_select_device();  // selects this rank's GPU; throws UserError if there is none
+// Waits for the device, then returns the memory pool's unused memory to the driver.
 void cuda_release_unused();
-// Device memory that was not allocated from that pool but for peers to map: its bytes, how many of
-// them tensors use now, and the most that they ever used (comm/nccl/peer_memory.cpp counts them).
+// Device memory that does not come from that pool, since peers map it: its bytes, how many of them
+// tensors use now, and the most that they ever used (comm/nccl/peer_memory.cpp counts them).
 struct MappedMemory {
     int64_t held = 0, used = 0, most_used = 0;
 };
 MappedMemory& mapped_memory();
 int multiprocessors();       // of this rank's device
 bool programmatic_launch();  // whether this rank's device has programmatic dependent launch
-// whether it has sm_90a's instructions (hopper.cuh) and the environment variable
-// ULTRASCALE_NO_HOPPER is not set
+// Whether it has sm_90a's instructions (hopper.cuh) and the environment variable
+// ULTRASCALE_NO_HOPPER is not set.
 bool hopper();
-// the most dynamic shared memory that a block may request, in bytes: 227 KiB on Hopper, 163 on
-// A100, 99 on GeForce
+// The most dynamic shared memory that a block may request, in bytes: 227 KiB on Hopper, 163 on
+// A100, 99 on GeForce.
 int64_t shared_memory_per_block();
 
 // DYNAMIC_SHARED(T, name): `name` points to the block's dynamic shared memory, 16-byte aligned.
@@ -50,7 +50,7 @@ int64_t shared_memory_per_block();
 // kernels.)
 #define LAUNCH(kernel, grid, block, shared_bytes) \
     ::ultrascale::Launch(kernel, grid, block, shared_bytes)
-// The same for a kernel whose blocks may start while the kernel before it ends (programmatic
+// LAUNCH for a kernel whose blocks may start while the kernel before it ends (programmatic
 // dependent launch; Hopper and later). It must call wait_for_kernel_before() in every block.
 #define LAUNCH_EARLY(kernel, grid, block, shared_bytes) \
     ::ultrascale::Launch(kernel, grid, block, shared_bytes, programmatic_launch())
@@ -64,7 +64,7 @@ public:
     template <class... Arguments>
     void operator()(Arguments&&... arguments) const {
         if (grid_.x == 0 || grid_.y == 0 || grid_.z == 0) return;  // nothing to do
-        // with the kernel's static shared memory this may exceed 48 KiB, which must be requested
+        // With the kernel's static shared memory this may exceed 48 KiB, which must be requested.
         if (shared_bytes_ > 40 * 1024)
             cuda_check(cudaFuncSetAttribute(kernel_, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             int(shared_bytes_)));
@@ -84,9 +84,9 @@ private:
     bool early_;
 };
 
-// The two halves of LAUNCH_EARLY. The first kernel signals when the next one may start on
-// multiprocessors that are free. The next one waits until everything that the first kernel writes
-// is visible, before it reads any of it. Neither has an effect before Hopper.
+// The two halves of LAUNCH_EARLY. The first kernel signals when the next one may start on free
+// multiprocessors. The next kernel waits until everything that the first one writes is visible,
+// before it reads any of it. Neither has an effect before Hopper.
 __device__ inline void let_next_kernel_start() {
     SM90("griddepcontrol.launch_dependents;" ::: "memory");
 }

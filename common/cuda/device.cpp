@@ -3,9 +3,8 @@
 // Tensors come from CUDA's stream-ordered pool, and every allocation and every free is queued on
 // the compute stream. So later work of that stream can reuse a freed block at once, without
 // waiting. Nothing is returned to the driver while the program runs (except to make room for memory
-// that peers map: peer_memory.h). And no reuse makes one stream wait for another: a tensor that
-// another stream uses is owned by a Work until the compute stream has queued a wait for it
-// (comm.h).
+// that peers map: peer_memory.h). No reuse makes one stream wait for another: a Work owns the
+// tensors that another stream uses until the compute stream has queued a wait for it (comm.h).
 #include "core/device.h"
 
 #include <cuda_runtime.h>
@@ -36,7 +35,7 @@ void cuda_check(cudaError_t status, std::source_location at) {
 
 namespace {
 
-// This machine's GPUs, without a call of CUDA; 0 where they have no files in /dev.
+// The number of this machine's GPUs, without a call of CUDA; 0 if they have no files in /dev.
 int gpu_files() {
     int count = 0;
     std::error_code unreadable;
@@ -48,12 +47,12 @@ int gpu_files() {
     return count;
 }
 
-// A process' streams share so many queues of the GPU: 8 by default. Ranks with a GPU each take 32,
-// because a stream that waits for another rank must not hold up the others. Whoever is alone, or
-// shares a GPU, keeps the default: 32 queues take half a second longer to make, and the driver
-// makes one process' after the other's (01_data_parallel/MEASURED.md). CUDA reads the variable at
-// its first call, which may be MPI's. So it is set before main(), when only the launcher's
-// variables tell how many ranks there are.
+// A process' streams share a number of the GPU's queues: 8 by default. Ranks with a GPU each take
+// 32, because a stream that waits for another rank must not hold up the others. A rank that is
+// alone, or shares a GPU, keeps the default: 32 queues take half a second longer to create, and the
+// driver creates the queues of one process after another (01_data_parallel/MEASURED.md). CUDA reads
+// the variable at its first call, which may be MPI's. So it is set before main(), when only the
+// launcher's variables tell how many ranks there are.
 [[maybe_unused]] const bool many_queues = [] {
     if (!std::getenv("PMI_RANK") && !std::getenv("PMIX_RANK")) return false;  // alone
     const char* on_this_node = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");     // Open MPI
@@ -79,7 +78,7 @@ const cudaDeviceProp& properties() {
     return properties;
 }
 
-// The pool that cudaMallocAsync allocates from; it keeps freed memory.
+// The pool from which cudaMallocAsync allocates; it keeps freed memory.
 cudaMemPool_t pool() {
     static const cudaMemPool_t pool = [] {
         int device = 0;
@@ -95,9 +94,9 @@ cudaMemPool_t pool() {
     return pool;
 }
 
-// Pinned host memory that copies to the device pass through, so that the caller may reuse its
-// buffer when the call returns, and the host does not wait for the work queued on the compute
-// stream. Two halves alternate; a half is refilled only when the copies out of it have run.
+// Pinned host memory through which copies to the device pass. So the caller may reuse its buffer
+// when the call returns, and the host does not wait for the work queued on the compute stream. Two
+// halves alternate; a half is refilled only when the copies out of it have run.
 class Staging {
 public:
     Staging() {

@@ -1,4 +1,4 @@
-// What the kernels that make 8-bit numbers share. Private to common/cuda.
+// Shared by the kernels that produce 8-bit numbers. Private to common/cuda.
 #pragma once
 
 #include "core/ops_fp8_checks.h"
@@ -12,16 +12,16 @@ void with_fp8(DType dtype, F&& f) {
     with_format<__nv_fp8_e4m3, __nv_fp8_e5m2>(dtype, f);
 }
 
-// How a kernel finds the scales of its groups. Those of a tensor and of rows are inputs; those of
-// tiles and blocks it computes itself, as a group lies within a thread block.
+// How a kernel finds the scales of its groups. The scales of a tensor and of rows are inputs; those
+// of tiles and blocks it computes itself, since each group lies within a thread block.
 struct ScalesOf {
     float* scales;  // as in ops_fp8.h; null: there is no output in this orientation
     ScaleGroup group;
-    float largest;  // of the format
+    float largest;  // the format's
     bool powers_of_two;
 };
 
-// The numbers of two or more floats, the first lowest; saturated.
+// The 8-bit numbers of two or more floats, the first in the lowest bits; saturated.
 template <class F>
 __device__ uint32_t codes_of_two(float a, float b) {
     return __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE,
@@ -57,18 +57,18 @@ __device__ float max_of_lanes(float x) {
 }
 template <int n>
 __device__ float max_magnitude(const float (&x)[n]) {
-    float largest = 0;  // fmaxf takes the other number where one is NaN
+    float largest = 0;  // if one is NaN, fmaxf takes the other number
 #pragma unroll
     for (int j = 0; j < n; ++j) largest = fmaxf(largest, fabsf(x[j]));
     return largest;
 }
 
-// The largest of each column of partial (parts, n), as amax (may be null) and as a scale (may be
-// null).
+// The largest magnitude of each column of partial (parts, n), as amax and as a scale; either may be
+// null.
 void reduce_amax(float* scales, float* amax, const Tensor& partial, int64_t n, DType dtype,
                  bool powers_of_two);
 
-// transpose_quantised of rows and tiles, whose numbers are scaled anew.
+// transpose_quantised for rows and tiles, whose numbers get new scales.
 void quantise_again(const Quantised& to, const Quantised& from, const Scaling& scaling);
 
 }  // namespace ultrascale::ops

@@ -9,7 +9,7 @@
 //         ...                                                thread
 //
 // At the matrix's edges threads load the last rows and columns again: that changes no maximum, and
-// leaves the loads without a condition, so that all are in flight at once.
+// the loads need no condition, so all of them are in flight at once.
 #pragma once
 
 #include "fp8.cuh"
@@ -18,7 +18,7 @@ namespace ultrascale::ops {
 
 constexpr int tile_size = 128, tile_threads = 256;
 
-// ---- where elements come from -------------------------------------------------------------------
+// ---- sources of elements ------------------------------------------------------------------------
 
 template <class T>
 struct Plain {
@@ -34,7 +34,7 @@ struct Plain {
     }
     __device__ float one(int64_t i, int64_t, int64_t) const { return to_float(x[i]); }
 };
-// Numbers in 8 bits with the scales of tiles or rows.
+// Numbers in 8 bits, with the scales of tiles or rows.
 template <class F>
 struct Scaled {
     const F* x;
@@ -65,7 +65,7 @@ struct TilePosition {
         : R(R), C(C), row(int64_t(tile) * tile_size + threadIdx.x / 16 * 8) {}
 };
 
-// `packs`: 8 elements are loaded at once, as C is a multiple of 8.
+// `packs`: 8 elements are loaded at once, since C is a multiple of 8.
 template <bool packs, class Source>
 __device__ void load_tile(float (&x)[8][8], const Source& source, const TilePosition& tile) {
 #pragma unroll
@@ -89,7 +89,7 @@ __device__ inline void row_maxima(float (&largest)[8], const float (&x)[8][8]) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) largest[i] = max_of_lanes<16>(max_magnitude(x[i]));
 }
-// The same of its columns. All threads call it, once in a kernel.
+// The largest magnitudes of this thread's columns. All threads call it, once in a kernel.
 __device__ inline void column_maxima(float (&largest)[8], const float (&x)[8][8]) {
     __shared__ Pack<float, 4> warp_maxima[tile_threads / 32][tile_size / 4], all[tile_size / 4];
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32, first = lane % 16 * 2;
@@ -116,7 +116,7 @@ __device__ inline void column_maxima(float (&largest)[8], const float (&x)[8][8]
 #pragma unroll
     for (int j = 0; j < 8; ++j) largest[j] = all[first + j / 4].x[j % 4];
 }
-// Of the whole tile. All threads call it, once in a kernel.
+// The largest magnitude of the whole tile. All threads call it, once in a kernel.
 __device__ inline float tile_maximum(const float (&x)[8][8]) {
     float m = 0;
 #pragma unroll
@@ -135,7 +135,7 @@ __device__ inline void put_column(TransposedCodes& codes, int j, const EightCode
     const int group = int(threadIdx.x) / 16, lane = int(threadIdx.x) % 16;
     codes[lane * 8 + j][group ^ lane] = eight;
 }
-// Writes them to t (C, R). `packs`: 16 at once, as R is a multiple of 16.
+// Writes them to t (C, R). `packs`: 16 at once, since R is a multiple of 16.
 template <bool packs, class F>
 __device__ void store_transposed(F* t, const TransposedCodes& codes, const TilePosition& tile) {
     const int64_t row0 = int64_t(blockIdx.y) * tile_size, column0 = int64_t(blockIdx.x) * tile_size;

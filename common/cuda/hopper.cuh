@@ -55,7 +55,7 @@ __device__ inline void barrier_arrive_expect(Barrier* barrier, int bytes) {
           "r"(bytes)
           : "memory");
 }
-// waits up to a time limit
+// Waits up to a time limit.
 __device__ inline bool barrier_try_wait(Barrier* barrier, uint32_t parity) {
     uint32_t complete = 1;
     SM90A(
@@ -96,13 +96,13 @@ __device__ void arrive_some(int id) {
 }
 
 // Passes a number that is the same in all threads of a warp through a shuffle. So the compiler
-// knows that it is uniform, and keeps what is computed from it (wgmma's descriptors) in the warp's
-// uniform registers, where wgmma needs it.
+// knows that it is uniform, and keeps values computed from it (wgmma's descriptors) in the warp's
+// uniform registers, where wgmma needs them.
 __device__ inline int same_in_warp(int number) { return __shfl_sync(0xffffffffu, number, 0); }
 
-// Sets the number of registers per thread of this warpgroup from here on: a multiple of 8 in 24 ..
-// 256. The block's total stays what it was at launch, so registers_more waits until other
-// warpgroups have released theirs. All warps of the warpgroup must call it ("setmaxnreg").
+// Sets the number of registers per thread of this warpgroup from now on: a multiple of 8 in 24 ..
+// 256. The block's total remains as at launch, so registers_more waits until other warpgroups have
+// released theirs. All warps of the warpgroup must call it ("setmaxnreg").
 template <int n>
 __device__ void registers_more() {
     SM90A("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(n));
@@ -163,7 +163,7 @@ __device__ inline void tma_store(const CUtensorMap* map, const void* from, int x
         "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
-// Atomically adds to what is in memory; otherwise like a store. The matrix is fp32.
+// Atomically adds to the values in memory; otherwise like a store. The matrix is fp32.
 __device__ inline void tma_add(const CUtensorMap* map, const void* from, int x, int y, int z,
                                int w) {
     SM90A(
@@ -173,8 +173,8 @@ __device__ inline void tma_add(const CUtensorMap* map, const void* from, int x, 
         : "memory");
 }
 __device__ inline void tma_store_commit() { SM90A("cp.async.bulk.commit_group;" ::: "memory"); }
-// waits until at most `pending` committed groups have still to read their tiles; the other groups'
-// tiles may be overwritten
+// Waits until at most `pending` committed groups have still to read their tiles; the other groups'
+// tiles may be overwritten.
 template <int pending>
 __device__ void tma_store_wait_read() {
     SM90A("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
@@ -192,20 +192,19 @@ __device__ inline void bulk_add(int* to, const int* from, int bytes) {
 
 struct TensorDimension {
     int64_t size;  // elements
-    // from one element to the next: the element's size in the first dimension, a multiple of 16 in
-    // the others
+    // From one element to the next: the element's size in the first dimension, a multiple of 16 in
+    // the others.
     int64_t stride_bytes;
-    // the tile's size in elements, up to 256; at most 128 bytes in the first dimension, because
-    // rows are swizzled
+    // The tile's size in elements, up to 256; at most 128 bytes in the first dimension, because
+    // rows are swizzled.
     int box;
 };
 
-// What TMA needs to know about a matrix of fp32, bf16 or bytes (fp8); the fastest dimension comes
-// first.
-// `base` is a multiple of 16. Kernels take it as `const __grid_constant__ CUtensorMap`.
+// Describes a matrix of fp32, bf16 or bytes (fp8) to TMA; the fastest dimension comes first. `base`
+// is a multiple of 16. Kernels take it as `const __grid_constant__ CUtensorMap`.
 inline CUtensorMap tensor_map(const void* base, std::initializer_list<TensorDimension> dimensions) {
     using Encode = decltype(&cuTensorMapEncodeTiled);
-    static const Encode encode = [] {  // looked up, as no program links with the driver
+    static const Encode encode = [] {  // looked up, since no program links with the driver
         void* function = nullptr;
         cudaDriverEntryPointQueryResult found;
         cuda_check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,

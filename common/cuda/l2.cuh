@@ -1,8 +1,8 @@
 // A hint about which lines the L2 cache evicts first. A kernel that reads one array and writes
-// another has lines of both in L2, and needs none of them again. It is 3 % faster on an H200 if the
+// another has lines of both in L2, and needs none of them again. On an H200 it is 3 % faster if the
 // lines that were read are evicted last (evict_last) than if all are treated alike, however large
-// the arrays are: probably because the written lines are then evicted at once, and memory switches
-// less often between reading and writing.
+// the arrays are. The reason is probably that the written lines are then evicted at once, and
+// memory switches less often between reading and writing.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -63,7 +63,7 @@ __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, 
 }
 
 // One warp stores rows first .. first + ROWS - 1 from shared memory to a matrix; rows from `end` on
-// are left out.
+// are omitted.
 template <int ROWS, int D>
 __device__ void store_rows(Element* tile, int tile_row, Element* matrix, int64_t stride,
                            int64_t first, int64_t end) {
@@ -129,7 +129,7 @@ __device__ inline uint32_t pack(float low, float high) {
     const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&both);
 }
-// Two neighbouring C tiles as one A tile.
+// Converts two neighbouring C tiles to one A tile.
 __device__ inline void as_a(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4]) {
     a[0] = pack(left[0], left[1]);
     a[1] = pack(left[2], left[3]);

@@ -2,9 +2,9 @@
 // by torch.optim.AdamW.
 //
 // Bytes moved per element (bf16 value and gradient): reads master, m, v (12) and the gradient (2),
-// writes the three (12) and the value (2); with m and v in bf16 8 less. One launch for the whole
-// model: the parameters' addresses are passed in a list, and each block updates a chunk of one
-// parameter. The clipping factor is computed here from the squared norm, so that the host need not
+// writes the three (12) and the value (2); with m and v in bf16 8 less. There is one launch for the
+// whole model: the parameters' addresses are passed in a list, and each block updates a chunk of
+// one parameter. The clipping factor is computed here from the squared norm, so the host need not
 // wait for it.
 #include "core/ops_adamw.h"
 #include "ops_common.cuh"

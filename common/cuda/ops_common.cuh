@@ -1,4 +1,4 @@
-// What the CUDA operations share: dispatch on the element type, loads into shared memory, and sums
+// Shared by the CUDA operations: dispatch on the element type, loads into shared memory, and sums
 // over a block. Private to common/cuda/ops_*.cu.
 #pragma once
 
@@ -27,7 +27,7 @@ void with_type(DType dtype, F&& f) {
     else
         f(__half{});
 }
-// Also with __nv_fp8_e4m3{} and __nv_fp8_e5m2{}, which most operations do not take.
+// Calls f for __nv_fp8_e4m3 and __nv_fp8_e5m2 as well, which most operations do not take.
 template <class F>
 void with_any_float(DType dtype, F&& f) {
     if (dtype == DType::e4m3)
@@ -53,7 +53,7 @@ double bytes_of(const Tensors&... tensors) {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Copies a list of plain structs to workspace memory on the device; `list` has been read when it
+// Copies a list of plain structs to workspace memory on the device. `list` may be freed when it
 // returns.
 template <class Item>
 Tensor list_on_device(const std::vector<Item>& list) {
@@ -94,9 +94,9 @@ __device__ inline __nv_fp8_e5m2 from_float<__nv_fp8_e5m2>(float x) {
     return __nv_fp8_e5m2(x);
 }
 
-// A pack's elements as floats, and floats as a pack's elements. bf16 goes in pairs: a GPU rounds
-// two numbers into a register at full rate but a single one at a quarter of it, and the compiler
-// does not spread a pack that is read as words over twice as many registers.
+// A pack's elements as floats, and floats as a pack's elements. bf16 is converted in pairs: a GPU
+// rounds two numbers into a register at full rate, but a single number at a quarter of it; and the
+// compiler does not spread a pack that is read as words over twice as many registers.
 template <int n, class T>
 __device__ void to_floats(float (&to)[n], const Pack<T, n>& from) {
     if constexpr (std::is_same_v<T, __nv_bfloat16> && n % 2 == 0) {
@@ -123,8 +123,8 @@ __device__ Pack<T, n> from_floats(const float (&from)[n]) {
     return to;
 }
 
-// Copies n elements to shared memory while the thread goes on (cp.async), so that far more bytes
-// are in flight than registers could hold. This thread may read them once __pipeline_wait_prior has
+// Copies n elements to shared memory while the thread continues (cp.async), so that far more bytes
+// are in flight than registers could hold. This thread may read them when __pipeline_wait_prior has
 // waited for their __pipeline_commit.
 template <int n, class T>
 __device__ void load_async(T* shared, const T* from) {
@@ -153,7 +153,7 @@ inline bool aligned16(std::initializer_list<const void*> addresses) {
     return packs_fit<char>(0, addresses);
 }
 
-// Loads or stores n floats in accesses of up to 16 bytes: for fp32 tables and sums that go with
+// Loads or stores n floats in accesses of up to 16 bytes: for fp32 tables and sums that accompany
 // packs of n bf16.
 template <int n>
 __device__ void load_floats(float (&to)[n], const float* from) {
@@ -196,8 +196,8 @@ __device__ inline float log2_sum_of(float lse) {
     return lse == -INFINITY ? INFINITY : lse * log2_e;
 }
 
-// Every thread gets the sum of x over the block, which has `threads` threads (a multiple of 32);
-// always added in the same order.
+// Every thread gets the sum of x over the block, which has `threads` threads (a multiple of 32). It
+// is always added in the same order.
 template <int threads, class T>
 __device__ T block_sum(T x) {
     __shared__ T partial[threads / 32];
@@ -206,12 +206,12 @@ __device__ T block_sum(T x) {
     __syncthreads();
     T sum = 0;
     for (int w = 0; w < threads / 32; ++w) sum += partial[w];
-    __syncthreads();  // partial may be used again
+    __syncthreads();  // partial may be reused
     return sum;
 }
 
-// Likewise the maximum. A kernel may call it only once: no barrier protects its shared memory from
-// a second call.
+// Every thread gets the maximum. A kernel may call it only once: no barrier protects its shared
+// memory from a second call.
 template <int threads>
 __device__ float block_max(float x) {
     __shared__ float partial[threads / 32];

@@ -5,15 +5,15 @@
 // (online softmax: Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867). Second pass: the
 // gradient overwrites the logits. The kernel reads the logits once from memory and writes them once
 // (4 bytes per element in bf16): the row is loaded into shared memory, with all loads in flight at
-// once, and stays there for the second pass; a thread reads only what it loaded itself. What does
-// not fit stays in registers, and what does not fit there either is read again from L2.
+// once, and stays there for the second pass; a thread reads only what it loaded itself. Packs that
+// do not fit stay in registers, and those that do not fit there either are read again from L2.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
 namespace {
 
-// packs that a thread works on at once; batches of the row that are waited for one by one
+// Packs that a thread processes at once; batches of the row that are waited for one by one.
 constexpr int unroll = 4, batches_ahead = 8;
 
 // The maximum of some logits, and the sum of exp(logit - maximum), computed as 2^(logit log2_e -
@@ -33,7 +33,6 @@ struct Softmax {
     }
 };
 
-// Combines what all the block's threads have.
 template <int threads>
 __device__ Softmax block_softmax(Softmax mine) {
     __shared__ float highest[threads / 32], sum[threads / 32];  // of the warps
@@ -69,11 +68,11 @@ __global__ void __launch_bounds__(threads, 1024 / threads)
             load_async<n>(row_shared + p * n, logits + int64_t(p) * n);
         __pipeline_commit();
     };
-    begin_batch(0);  // before anybody waits for the target
+    begin_batch(0);  // before any thread waits for the target
 
     if (target == ignored_target) {
         if (threadIdx.x == 0) losses[row] = 0;
-        // for the first batch: nobody needs it, but it must not arrive after the block's end
+        // For the first batch: no thread needs it, but it must not arrive after the block's end.
         __pipeline_wait_prior(0);
         if (dscale == 0) return;
         Pack<T, n> zeros;

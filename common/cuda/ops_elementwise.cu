@@ -1,8 +1,8 @@
 // Element-wise operations, conversions and sums.
 //
 // All of them are memory-bound: each element of each input is read once, and each output is written
-// once (a copy without conversion is left to cudaMemcpyAsync). A thread has four packs of up to 16
-// bytes of each input in flight before it uses the first.
+// once (cudaMemcpyAsync does copies without conversion). A thread has four packs of up to 16 bytes
+// of each input in flight before it uses the first.
 //
 // Sums are the same in every run: chunks of a fixed size are summed in fp64 by one block each, and
 // one block adds the chunks' sums in order. No atomics.
@@ -15,8 +15,8 @@ namespace {
 
 constexpr int threads = 256, unroll = 4;
 
-// The operation on an element a (y's own, unless a sum goes elsewhere) and the corresponding
-// element x, and which of the two it reads.
+// The operation on an element a (y's own, unless a sum has another destination) and the
+// corresponding element x, and which of the two it reads.
 struct Fill {
     static constexpr bool reads_x = false, reads_a = false;
     float value;
@@ -41,8 +41,8 @@ template <int n, class Y, class A, class X, class Op>
 __global__ void __launch_bounds__(threads)
     map_kernel(Y* y, const A* a, const X* x, int64_t count, Op op) {
     const int64_t first =
-        (int64_t(blockIdx.x) * unroll * threads + threadIdx.x) * n;  // of this thread's first pack
-    constexpr int64_t stride = int64_t(threads) * n;                 // to its next one
+        (int64_t(blockIdx.x) * unroll * threads + threadIdx.x) * n;  // this thread's first pack
+    constexpr int64_t stride = int64_t(threads) * n;                 // distance to its next pack
     if (first + (unroll - 1) * stride + n <= count) {
         Pack<A, n> as[unroll];
         Pack<X, n> xs[unroll];
@@ -100,7 +100,7 @@ struct SumItem {
     int64_t count, first_chunk;
 };
 
-// Calls take(value) for every element of a chunk that is this thread's.
+// Calls take(value) for each of this thread's elements of a chunk.
 template <int n, class T, class Take>
 __device__ void for_each_element(const T* x, int64_t count, const Take& take) {
     const int64_t packs = count / n;
@@ -119,7 +119,7 @@ __device__ void for_each_element(const T* x, int64_t count, const Take& take) {
         take(to_float(x[packs * n + threadIdx.x]));  // fewer than n are left, and n < threads
 }
 
-// The same for the block's chunk of its item.
+// Calls take(value) for the block's chunk of its item.
 template <class T, class Take>
 __device__ void for_each_of_chunk(const SumItem* items, int item_count, const Take& take) {
     const int64_t chunk = blockIdx.x;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(threads)
     bool bad = false;
     for_each_of_chunk<T>(items, item_count,
                          [&](float value) { bad |= !(fabsf(value) < INFINITY); });
-    if (bad) *found = 1;  // whoever else writes here writes the same
+    if (bad) *found = 1;  // every other thread that writes here writes the same value
 }
 
 constexpr int total_threads = 1024;

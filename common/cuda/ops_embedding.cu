@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(32 * warps)
     }
 }
 
-// What is sorted: each token's row of dweight (V if it has none) and its index in the batch.
+// Makes the list to be sorted: each token's row of dweight (V if it has none) and its index in the
+// batch.
 __global__ void make_keys(uint32_t* rows, int32_t* indices, const int32_t* tokens,
                           int64_t first_row, int N, int64_t V) {
     const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
@@ -57,9 +58,9 @@ __global__ void make_keys(uint32_t* rows, int32_t* indices, const int32_t* token
     indices[i] = i;
 }
 
-// Each warp adds up the rows of dout in its chunk. partial (2 * chunks, h) gets the chunk's sum of
-// a stretch that began before it, and of one that begins in it and continues beyond. Blocks: (group
-// of chunks, part of the columns).
+// Each warp adds up the rows of dout in its chunk. partial (2 * chunks, h) receives the chunk's sum
+// of a stretch that began before it, and of a stretch that begins in it and continues beyond it.
+// Blocks: (group of chunks, part of the columns).
 template <int n, class W, class T>
 __global__ void __launch_bounds__(32 * warps)
     add_chunks(W* dweight, float* partial, const uint32_t* rows, const int32_t* indices,
@@ -116,7 +117,7 @@ __global__ void __launch_bounds__(32 * warps)
     }
 }
 
-// Adds up a stretch that begins in this chunk and goes on: its partial sum in this chunk, then
+// Adds up a stretch that begins in this chunk and continues: its partial sum in this chunk, then
 // those of the following chunks, in order.
 template <class W>
 __global__ void __launch_bounds__(256)
@@ -168,7 +169,7 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
     OpSpan span("embedding_backward", double(N * h), bytes_of(dout, dout, dout, tokens));
     if (N == 0 || V == 0 || h == 0) return;
 
-    // rows and places, unsorted and sorted
+    // Rows and places, unsorted and sorted.
     const auto list = [&] { return Tensor::empty({N}, DType::int32, Memory::workspace); };
     const Tensor rows_tensor = list(), indices_tensor = list(), sorted_rows_tensor = list(),
                  sorted_indices_tensor = list();
@@ -185,7 +186,7 @@ void embedding_backward(Tensor dweight, const Tensor& tokens, const Tensor& dout
                                                    indices, sorted_indices, int(N), 0, bits,
                                                    cuda_compute()));
     };
-    sort(nullptr);  // says how much scratch it needs
+    sort(nullptr);  // tells how much scratch it needs
     const Tensor scratch =
         Tensor::empty({ceil_div(int64_t(scratch_bytes), 4) + 1}, DType::int32, Memory::workspace);
     sort(scratch.data());

@@ -1,8 +1,8 @@
 // Quantisation to 8 bits, in one or both orientations, and back.
 //
-// Bytes per element of a bf16 matrix: 2 read and 1 written, 2 in both orientations. Scales of
-// tensors and rows take a pass before it, which reads 2. Every thread block has a tile of 128 x 128
-// in its registers (fp8_tile.cuh), where it finds the scales of tiles and blocks, too.
+// Bytes per element of a bf16 matrix: 2 read and 1 written, or 2 written in both orientations.
+// Scales of tensors and rows need a pass before it, which reads 2. Every thread block has a tile of
+// 128 x 128 in its registers (fp8_tile.cuh), where it also finds the scales of tiles and blocks.
 #include "fp8_tile.cuh"
 
 namespace ultrascale::ops {
@@ -11,9 +11,9 @@ namespace {
 
 // ---- the pass before: magnitudes ----------------------------------------------------------------
 
-// Any of the outputs may be null: rows (C / 128, R), columns (R / 128, C), tiles (R / 128,
-// C / 128). Runs from the last rows to the first: the last ones were written most recently, and the
-// first ones are read next, so that both come from the L2 cache.
+// Any of the outputs may be null: rows (C / 128, R), columns (R / 128, C), tiles (R / 128, C /
+// 128). Runs from the last rows to the first: the last rows were written most recently, and the
+// first ones are read next, so both come from the L2 cache.
 template <bool packs, class Source>
 __global__ void __launch_bounds__(tile_threads)
     measure_tiles(float* rows, float* columns, float* tiles, const Source source, int64_t R,
@@ -46,7 +46,7 @@ __device__ void write_amax(float* scales, float* amax, int64_t i, float m, float
     if (scales) scales[i] = scale_for(m, largest, powers_of_two);
     if (amax) amax[i] = fmaxf(amax[i], m);
 }
-// A thread for each column of partial (parts, n).
+// There is a thread for each column of partial (parts, n).
 __global__ void __launch_bounds__(256)
     reduce_columns(float* scales, float* amax, const float* partial, int64_t parts, int64_t n,
                    float largest, bool powers_of_two) {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(256)
     for (int64_t p = 0; p < parts; ++p) m = fmaxf(m, partial[p * n + i]);
     write_amax(scales, amax, i, m, largest, powers_of_two);
 }
-// One block for one column.
+// One block handles one column.
 __global__ void __launch_bounds__(1024)
     reduce_one(float* scales, float* amax, const float* partial, int64_t parts, float largest,
                bool powers_of_two) {
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(1024)
 
 // ---- rounding -----------------------------------------------------------------------------------
 
-// y and t may be null. `tiles`, if not null: the tile's largest magnitude.
+// y and t may be null. `tiles`, if it is not null, receives the tile's largest magnitude.
 template <bool packs, class F, class Source>
 __global__ void __launch_bounds__(tile_threads)
     quantise_tiles(F* y, F* t, float* tiles, const ScalesOf y_scales, const ScalesOf t_scales,
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(tile_threads)
         if (y) y_scales.scales[blockIdx.y * gridDim.x + blockIdx.x] = block_scale;
         if (t) t_scales.scales[blockIdx.x * gridDim.y + blockIdx.y] = block_scale;
     }
-    // The scale of row or column i, which has this magnitude in the tile.
+    // The scale of row or column i, whose largest magnitude in the tile is `largest`.
     const auto scale = [&](const ScalesOf& of, int64_t i, float largest) {
         return group == ScaleGroup::tensor ? of.scales[0]
                : group == ScaleGroup::row  ? of.scales[i]
@@ -143,7 +143,7 @@ void with_packs(int64_t C, std::initializer_list<const void*> addresses, F&& f) 
     C % 8 == 0 && C > 0 && aligned16(addresses) ? f(std::true_type()) : f(std::false_type());
 }
 
-// Source and destination are at `address` and in y.
+// Describes the source and destination at `address` and in y.
 template <class Source>
 void quantise_from(const Quantised& y, const Quantised& t, const Source& source,
                    const void* address, int64_t R, int64_t C, const Scaling& s,

@@ -1,5 +1,5 @@
-// Rows in another order: a copy, of 16 bytes at a time where rows and addresses allow it, else of
-// one element. Memory-bound: every byte is read and written once.
+// Copies rows in another order, 16 bytes at a time if rows and addresses allow it, else one
+// element. Memory-bound: every byte is read and written once.
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int threads = 256, at_once = 8;  // units that a thread has in flight
 
-// Each block writes threads * at_once neighbouring units of out, wherever they come from: a row may
+// Each block writes threads * at_once neighbouring units of out, wherever they come from. A row may
 // be a token's, shorter than a warp, or as long as a rank's whole chunk. index[n] comes from L1.
 template <class Unit>
 __global__ void __launch_bounds__(threads)

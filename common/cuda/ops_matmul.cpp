@@ -3,9 +3,9 @@
 // moved.
 //
 // Which of cuBLAS's kernels is fastest depends on the shape. A large product's candidates are timed
-// at its first use and the winner is kept for the rest of the run. Small products use cuBLAS's
-// first proposal, so that two runs of a small model give the same bits; ULTRASCALE_GEMM_TUNING=0
-// does that for all sizes.
+// at its first use, and the winner is kept for the rest of the run. Small products use cuBLAS's
+// first proposal, so two runs of a small model give the same bits; ULTRASCALE_GEMM_TUNING=0 does
+// that for all sizes.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -49,7 +49,7 @@ int alignment_of(const void* address) {
     return alignment;
 }
 
-// One product, ready to run: cuBLAS's descriptors and the chosen kernel. Lives as long as the
+// One product, ready to run: cuBLAS's descriptors and the chosen kernel. It lives as long as the
 // program.
 class Plan {
 public:

@@ -1,6 +1,6 @@
-// RMSNorm of each head of q and k: a warp for each head of a token, which reads its D elements
-// twice, the second time from L1. Forward reads and writes qkv once; backward reads qkv and the
-// gradient and writes it, but not v's.
+// RMSNorm of each head of q and k. There is a warp for each head of a token; it reads the head's D
+// elements twice, the second time from L1. Forward reads and writes qkv once; backward reads qkv
+// and the gradient and writes it, except for v's.
 #include "column_sums.cuh"
 #include "core/ops_norm_heads.h"
 
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(threads)
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
     float* const mine = shared + warp * 2 * s.D;
     for (int64_t c = lane; c < 2 * s.D; c += 32) mine[c] = 0;
-    __syncwarp();  // a lane's columns below are others
+    __syncwarp();  // below, a lane's columns are different ones
     const int64_t normed = s.H + s.K, step = int64_t(gridDim.x) * warps;
     for (int64_t i = int64_t(blockIdx.x) * warps + warp; i < s.N * normed; i += step) {
         const int64_t head = i % normed, at = (i / normed * s.all + head) * s.D;

@@ -31,8 +31,8 @@ Sizes sizes_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& 
 constexpr int threads = 256, unroll = 2, tokens_of_block = 8;
 
 // forward: qkv -> q, k, v. Otherwise q, k, v are gradients, which are rotated back into qkv's
-// gradient. A thread handles n pairs at a time: n elements from the lower half of a head and n from
-// the upper one.
+// gradient. A thread handles n pairs at a time: n elements from the lower half of a head, and n
+// from the upper half.
 template <bool forward, int n, class T>
 __global__ void __launch_bounds__(threads)
     rotate(T* q, T* k, T* v, T* qkv, const int32_t* positions, const float* frequencies, int64_t N,

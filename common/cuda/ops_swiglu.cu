@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(threads)
     store(out + int64_t(i) * n, from_floats<T>(u));
 }
 
-// g, u and the gradient d of the output become the gradients of g and u, and the output. With s =
+// Replaces g, u and the output's gradient d by the gradients of g and u, and the output. With s =
 // sigmoid(g), d silu(g) / dg = s + g s (1 - s).
 __device__ void swiglu_gradients(float& g, float& u, float& d) {
     const float s = sigmoid(g), y = g * s;
@@ -42,8 +42,8 @@ __device__ void swiglu_gradients(float& g, float& u, float& d) {
     d = y * u, g = dg, u = du;
 }
 
-// Each thread has a pack, as in forward. *amax becomes the largest magnitude of the gradients, if
-// `measures`; most warps see that another one has already found a larger one.
+// Each thread has a pack, as in forward. If `measures`, *amax becomes the largest magnitude of the
+// gradients; most warps see that another one has already found a larger one.
 template <int n, bool measures, class T>
 __global__ void __launch_bounds__(threads)
     backward_kernel(T* dgate_up, T* dout, const T* gate_up, uint32_t in_row, uint32_t count,
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(threads)
         if constexpr (measures) {
             to_floats(g, dgate), to_floats(u, dup);
 #pragma unroll
-            for (int j = 0; j < n; ++j)  // fmaxf takes the other number where one is NaN
+            for (int j = 0; j < n; ++j)  // if one is NaN, fmaxf takes the other
                 largest = fmaxf(largest, fmaxf(fabsf(g[j]), fabsf(u[j])));
         }
     }
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(threads)
     }
 }
 
-// The same where row n is multiplied by weights[n]: a warp for each row, whose sum of dout * out is
-// the weight's gradient.
+// For row weights: row n is multiplied by weights[n]. A warp handles each row; its sum of dout *
+// out is the weight's gradient.
 template <int n, class T>
 __global__ void __launch_bounds__(threads)
     weighted_backward(T* dgate_up, T* dout, const T* gate_up, const float* weights, float* dweights,
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(threads)
     if (lane == 0) dweights[row] = dot;
 }
 
-// The packs of out (N, F): in a row, and in all. `fits`: n elements each, else one.
+// The packs of out (N, F): per row, and in all. `fits`: n elements each, else one.
 struct Packs {
     uint32_t in_row, count;
 };

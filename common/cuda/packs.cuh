@@ -20,8 +20,8 @@ __device__ void store(T* to, const Pack<T, n>& pack) {
     *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
 
-// A load and a store of data that nobody reads again soon (l2.cuh). The store does not evict from
-// L2 what is still needed.
+// A load and a store of data that will not be read again soon (l2.cuh). The store does not evict
+// data from L2 that is still needed.
 template <int n, class T>
 __device__ Pack<T, n> load_once(const Pack<T, n>* from) {
     if constexpr (sizeof *from == 16)

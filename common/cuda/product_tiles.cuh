@@ -1,4 +1,4 @@
-// What matrix products on wgmma share: the order of tiles, and results that leave through the copy
+// Shared by matrix products on wgmma: the order of tiles, and results that leave through the copy
 // engine. 07_kernels/6_hopper teaches it step by step.
 #pragma once
 
@@ -12,8 +12,8 @@ constexpr int k_step = 64;  // k per tile in shared memory: rows of 128 bytes
 
 // ---- on the host --------------------------------------------------------------------------------
 
-// A bf16 matrix C as TMA writes it, in boxes of a warp's 16 rows x 64 columns: 2 KiB. Only if rows
-// are a multiple of 16 bytes.
+// A bf16 matrix C as TMA writes it, in boxes of a warp's 16 rows x 64 columns: 2 KiB. Rows must be
+// a multiple of 16 bytes.
 constexpr int box_rows = 16, box_columns = 64;
 inline CUtensorMap result_map(const Tensor& C) {
     const int64_t N = C.cols(), size = sizeof(Element);
@@ -23,7 +23,7 @@ inline CUtensorMap result_map(const Tensor& C) {
 }
 
 // fp32 sums, (M, N) or for each of G groups (G, M, N), as TMA writes them or adds to them, in boxes
-// of a warp's 16 rows x 32 columns: 2 KiB, too. Only if rows are a multiple of 16 bytes.
+// of a warp's 16 rows x 32 columns: 2 KiB, too. Rows must be a multiple of 16 bytes.
 constexpr int sum_columns = 32;
 inline CUtensorMap sums_map(const Tensor& sums) {
     const int64_t N = sums.cols(), M = sums.size(-2), G = sums.rows() / M, size = sizeof(float);
@@ -92,8 +92,8 @@ __device__ void store_through_boxes(const CUtensorMap* C, int row, int column,
     }
 }
 
-// The same in fp32, of one of C's groups. If `add`, the copy engine adds to what is in memory: no
-// thread waits for it.
+// Does so in fp32, for one of C's groups. If `add`, the copy engine adds to the values in memory,
+// and no thread waits for it.
 template <int boxes, int tiles>
 __device__ void store_through_boxes(const CUtensorMap* C, bool add, int group, int row, int column,
                                     Element (&box)[boxes][box_rows * box_columns],
@@ -109,7 +109,7 @@ __device__ void store_through_boxes(const CUtensorMap* C, bool add, int group, i
         for (int j = 0; j < sum_columns / 8; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                // 16 bytes of a row are a chunk, which lies where wgmma.cuh says
+                // A chunk is 16 bytes of a row; wgmma.cuh says where it lies.
                 const int r = 8 * half + lane / 4, chunk = (2 * j + lane % 4 / 2) ^ (r % 8);
                 const float* const two = &sum[part * sum_columns / 8 + j][2 * half];
                 store(to + r * sum_columns + chunk * 4 + lane % 2 * 2,
@@ -129,8 +129,8 @@ __device__ void store_through_boxes(const CUtensorMap* C, bool add, int group, i
 }
 
 // Stores a warp's sums, as bf16, while the next tile is multiplied, so that the tensor cores need
-// not wait until the copy engine has read them. Rounded, they need half of their registers, and the
-// next sums fit beside them: at each of the next tile's first steps, when its product has been
+// not wait until the copy engine has read them. Rounded, the sums need half of their registers, and
+// the next sums fit beside them: at each of the next tile's first steps, when its product has been
 // issued, 64 columns leave.
 template <int tiles>
 class LaterStore {
@@ -142,7 +142,7 @@ public:
         for (int part = 0; part < parts; ++part) round_part(rounded_[part], sum, part);
         row_ = row, column_ = column, kept_ = true;
     }
-    // The part whose turn is at this step, if there is one.
+    // Stores the part whose turn is at this step, if there is one.
     template <int boxes>
     __device__ void at_step(int step, const CUtensorMap* C,
                             Element (&box)[boxes][box_rows * box_columns]) const {
@@ -153,7 +153,7 @@ public:
                 store_box<boxes>(C, row_, column_ + part * box_columns, box[part % boxes],
                                  rounded_[part]);
     }
-    // After so many steps: the parts that are left.
+    // Stores the remaining parts, after `steps` steps.
     template <int boxes>
     __device__ void finish(int steps, const CUtensorMap* C,
                            Element (&box)[boxes][box_rows * box_columns]) {

@@ -1,13 +1,13 @@
 // A row that a group of threads keeps in registers between RMSNorm's sum and its product, whatever
-// becomes of the result. Private to common/cuda.
+// happens to the result. Private to common/cuda.
 #pragma once
 
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
 
-// n elements from x + i on; zeros if i is not before the row's end h. (In words, as the compiler
-// would choose between zero and a number for each element.)
+// n elements from x + i on; zeros if i is not before the row's end h. (Written with words, since
+// the compiler would otherwise choose between zero and a number for each element.)
 template <int n, class T>
 __device__ Pack<T, n> load_up_to(const T* x, int i, int h) {
     constexpr int count = n * int(sizeof(T)) / 4;
@@ -19,7 +19,7 @@ __device__ Pack<T, n> load_up_to(const T* x, int i, int h) {
 constexpr int packs_kept = 4;  // in each thread's registers
 
 // Loads a row x of h elements, h at most group * packs_kept * n, and returns its rstd. Thread i of
-// the group keeps packs i, i + group, ...; those after the row's end are zeros.
+// the group keeps packs i, i + group, ...; packs after the row's end are zeros.
 template <int group, int n, class T>
 __device__ float load_row(Pack<T, n> (&kept)[packs_kept], const T* x, float eps, int h) {
 #pragma unroll
@@ -50,14 +50,14 @@ __device__ void normalise(Pack<T, n>& pack, float r, const Pack<T, n>& weight) {
     pack = from_floats<T>(x);
 }
 
-// The most elements of a row that a group of threads can keep, n to a pack.
+// The largest number of elements of a row that a group of threads can keep, n to a pack.
 template <int n>
 constexpr int64_t longest_kept() {
     return 512 * packs_kept * n;
 }
 
-// Calls start(group, grid, block) for N rows of h elements, at most longest_kept, with the smallest
-// group that can keep them, a std::integral_constant.
+// Calls start(group, grid, block) for N rows of h elements, at most longest_kept. `group`, a
+// std::integral_constant, is the smallest group that can keep them.
 template <int n, class Start>
 void with_group(int64_t N, int64_t h, const Start& start) {
     constexpr int warp_row = 32 * packs_kept * n;

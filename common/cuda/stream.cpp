@@ -20,7 +20,7 @@ struct Health {
     std::shared_ptr<Failure> failure;  // under the mutex
     uint64_t failed_at = UINT64_MAX;   // under the mutex: the work item that failed
 
-    // The failure, if any, that keeps work item `number` of the stream from running.
+    // Returns the failure, if any, that keeps work item `number` of the stream from running.
     std::shared_ptr<Failure> failure_before(uint64_t number) {
         std::lock_guard lock(mutex);
         return failed_at < number ? failure : nullptr;
@@ -32,7 +32,7 @@ struct Health {
     }
 };
 
-// An event depends on the first `number` work items of that stream. Only streams with work
+// The first `number` work items of that stream, on which an event depends. Only streams with work
 // submitted on the host can fail, so most events depend on none.
 struct Dependence {
     std::shared_ptr<Health> health;
@@ -62,7 +62,7 @@ struct Stream::Impl {
     std::string name;
     bool compute;
     cudaStream_t stream = nullptr;
-    std::mutex mutex;  // work is numbered in the order in which CUDA gets it
+    std::mutex mutex;  // work is numbered in the order in which CUDA receives it
     uint64_t submitted = 0;
     std::shared_ptr<Health> health = std::make_shared<Health>();
     Dependences waited_for;  // compute only: the latest wait for each stream
@@ -76,7 +76,6 @@ struct Stream::Impl {
                                                 compute ? lowest : highest));
     }
 
-    // A host function and what it needs.
     struct Job {
         std::function<void()> work;
         Dependence self;

@@ -61,7 +61,7 @@ private:
     std::vector<Stretch> stretches_;  // in the order of time
     cudaStream_t stream_ = nullptr;
 
-    // A new event, and when the host saw it reached; `patience` ends the wait.
+    // Records a new event and the time when the host saw it reached; `patience` ends the wait.
     std::shared_ptr<Base> recorded(double patience) {
         auto next = std::make_shared<Base>();
         next->before = now_seconds();
@@ -76,7 +76,7 @@ private:
         if (!base_) return look_first();
         const double patience = 200e-6;
         std::shared_ptr<Base> next = recorded(patience);
-        // The host was interrupted, or the GPU is another program's: keep the previous base.
+        // The host was interrupted, or another program uses the GPU: keep the previous base.
         if (next->uncertainty() >= patience) return;
         next->gpu = base_->gpu + seconds_between(*base_, *next);
         const double host = stretches_.back().at(next->gpu);
@@ -84,8 +84,8 @@ private:
         stretches_.push_back({next->gpu, host, 1 + std::clamp(behind / period, -1e-3, 1e-3)});
         base_ = std::move(next);
     }
-    // All times rest on the first base. The GPU may answer late, as long as other programs have
-    // it, and then soon, so this is the best of several.
+    // All times rest on the first base. While other programs use the GPU it may answer late, and
+    // then promptly again, so this takes the best of several.
     void look_first() {
         cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
         for (int i = 0; i < 10; ++i) {

@@ -36,8 +36,8 @@ __device__ inline uint64_t wgmma_descriptor(const void* tile, int leading_bytes,
     return uint64_t((shared_address(tile) & 0x3ffff) >> 4) | uint64_t(leading_bytes >> 4) << 16 |
            uint64_t(stride_bytes >> 4) << 32 | uint64_t(1) << 62;
 }
-// The descriptor for an address that many elements (bf16) further on: one addition, where computing
-// it anew would take four instructions.
+// The descriptor for an address that lies `elements` elements (bf16) further on: one addition,
+// whereas computing it anew would take four instructions.
 __device__ inline uint64_t further(uint64_t descriptor, int elements) {
     return descriptor + uint64_t(elements / 8);
 }
@@ -145,8 +145,8 @@ __device__ void wgmma(float (&sum)[tiles][4], const uint32_t (&a)[4], uint64_t b
             : INPUTS);
 #undef INPUTS
 }
-// fp8: both operands are K-major, b is e4m3, and a is too or is e5m2; 32 k take as many bytes as 16
-// k in bf16. sum (64, 128) or (64, 256).
+// For fp8. Both operands are K-major; b is e4m3, and a is e4m3 or e5m2. 32 k take as many bytes as
+// 16 k in bf16. sum (64, 128) or (64, 256).
 template <bool a_e5m2 = false, int tiles>
 __device__ void wgmma_fp8(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool add) {
     static_assert(tiles == 16 || (tiles == 32 && !a_e5m2));
@@ -176,7 +176,7 @@ __device__ void wgmma_fp8(float (&sum)[tiles][4], uint64_t a, uint64_t b, bool a
 #undef WGMMA_FP8
 
 // Stores four 8 x 8 matrices from a warp's registers ("stmatrix"). Lane l gives the address of row
-// l % 8 of matrix l / 8. Of each matrix it holds two elements, as in half of a C tile (mma.cuh):
+// l % 8 of matrix l / 8, and holds two elements of each matrix, as in half of a C tile (mma.cuh):
 // row l / 4, columns 2 (l % 4) and the next.
 __device__ inline void stmatrix(Element* address, uint32_t r0, uint32_t r1, uint32_t r2,
                                 uint32_t r3) {

@@ -1,4 +1,4 @@
-// Every load and store of a kernel, as the compiler reports it. Kernels are compiled with
+// Checks every load and store of a kernel, as the compiler reports it. Kernels are compiled with
 // -fsanitize=thread, which makes g++ call __tsan_readN(address) before each access; instead of the
 // thread sanitizer we link our own functions of these names. They check that each access lies
 // within a device allocation, the block's shared memory, the thread's own stack or the program's
@@ -68,8 +68,8 @@ Allocations& allocations() {
          .freed = [](const void* data) { allocations().remove(data); }});
 }
 
-// The part of the program that contains an address: its static variables or this core's
-// thread_local ones. Empty if neither does.
+// The part of the program that contains an address: its static variables, or this core's
+// thread_local ones. Empty if neither contains it.
 Region part_of_program(const char* address) {
     struct Question {
         const char* address;
@@ -103,7 +103,7 @@ bool built_in(const void* address) {
     return within(threadIdx) || within(blockIdx) || within(blockDim) || within(gridDim);
 }
 
-// The kernel's __shared__ array that an address lies in or behind.
+// The kernel's __shared__ array that contains an address, or the last one before it.
 Region array_of_kernel(const char* address) {
     const SharedArray* const array = running->arrays->before(address);
     if (!array) return {};
@@ -195,7 +195,7 @@ void observe(const void* first, size_t bytes, Kind kind, Space space, const void
     running = self;
 }
 
-// Checks an access whose address must be a multiple of its size, unless `anywhere` is true. (On
+// Checks an access. Its address must be a multiple of its size, unless `anywhere` is true. (On
 // stacks g++ may place variables as it likes.)
 [[gnu::always_inline]] inline void access(const void* first, size_t bytes, Kind kind,
                                           bool anywhere = false,
@@ -209,9 +209,9 @@ void observe(const void* first, size_t bytes, Kind kind, Space space, const void
         observe(first, bytes, kind, space, code);
 }
 
-// The copy of a struct that takes several accesses, because of its size or its alignment. g++ does
-// not report the alignment. If the struct has the size of a single access, it must be aligned to
-// less than its size; otherwise we assume the largest alignment that its size permits.
+// Checks the copy of a struct that takes several accesses, because of its size or its alignment.
+// g++ does not report the alignment. If the struct has the size of a single access, it must be
+// aligned to less than its size; otherwise we assume the largest alignment that its size permits.
 [[gnu::always_inline]] inline void access_parts(const void* first, size_t bytes, Kind kind) {
     const void* const code = __builtin_return_address(0);
     const size_t part = bytes <= 16 && std::has_single_bit(bytes)
@@ -229,7 +229,7 @@ void atomic_access(const void* first, size_t bytes, const void* code) {
 
 }  // namespace simt
 
-// What g++ calls (gcc/sanitizer.def).
+// The functions that g++ calls (gcc/sanitizer.def).
 using simt::Kind;
 #define ACCESS(bytes)                                                                        \
     void __tsan_read##bytes(void* a) { simt::access(a, bytes, Kind::load); }                 \

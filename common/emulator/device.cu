@@ -1,5 +1,5 @@
-// What kernels need from their device when they run on the CPU; the CPU backend provides everything
-// else.
+// The functions that kernels need from their device when they run on the CPU; the CPU backend
+// provides everything else.
 #include "cuda/cuda_common.h"
 
 namespace ultrascale {

@@ -21,7 +21,7 @@ constexpr size_t most_races = 50;
 
 }  // namespace
 
-// What all cores saw of one kernel.
+// The observations of all cores about one kernel.
 struct SeenKernel {
     int64_t launches = 0, blocks = 0, threads = 0;
     std::map<std::pair<const void*, Access>, InstructionCounts> instructions;
@@ -36,7 +36,7 @@ struct Microscope::Seen {
 
 namespace {
 
-// One core's share of a launch; what it saw is added to the rest when it is destroyed.
+// One core's share of a launch. Its destructor adds its observations to the rest.
 struct Core : CoreObserver {
     Microscope::Seen& seen;
     const void* kernel;
@@ -70,8 +70,8 @@ struct Core : CoreObserver {
         if (is_shared(access)) races.access(self, first, bytes, {code, access});
     }
     // This keeps one lane from running through a long loop and leaving all its requests to wait for
-    // the other lanes. It must not interrupt the copy of a struct between its write and its read,
-    // which are reported in this order, before either is done.
+    // the other lanes. It must not interrupt the copy of a struct between the write and the read:
+    // these are reported in this order, before either is done.
     bool far_ahead(uint32_t self, Access access) override {
         if (self != thread || turn < accesses_in_a_turn) return false;
         if (stored && (access == Access::global_load || access == Access::shared_load))
@@ -93,7 +93,7 @@ struct Core : CoreObserver {
     }
 };
 
-// "void a::(anonymous namespace)::copy<a::b, 4>(float*)" is copy<b, 4>.
+// Shortens "void a::(anonymous namespace)::copy<a::b, 4>(float*)" to copy<b, 4>.
 std::string short_name(std::string name) {
     for (const std::string hidden = "(anonymous namespace)::";
          name.find(hidden) != std::string::npos;)
@@ -117,7 +117,7 @@ std::string short_name(std::string name) {
     return kept + word;
 }
 
-// Lines of source files, each read once.
+// Lines of source files. Each file is read once.
 class Text {
 public:
     std::string line(const std::string& path, int number) {
@@ -139,7 +139,7 @@ private:
 class SourceLines {
 public:
     // The place of a kernel's instruction: the innermost line in the kernel's own file, else the
-    // innermost one that is not in a stand-in.
+    // innermost line that is not in a stand-in.
     Frame of(const void* code, const void* kernel) const {
         const std::vector<Frame>& frames = known_.at(code);
         const std::string path = kernel_frame(kernel).path;

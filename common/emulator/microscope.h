@@ -1,5 +1,5 @@
-// Shows without a GPU how kernels access memory: for each line of their source, what Nsight
-// Compute's source page shows (sectors, bank conflicts, active threads), and the races in shared
+// Shows without a GPU how kernels access memory: for each line of their source, the numbers of
+// Nsight Compute's source page (sectors, bank conflicts, active threads), and the races in shared
 // memory that compute-sanitizer's racecheck finds.
 //
 //     simt::Microscope microscope;               // from here on it watches every kernel
@@ -17,7 +17,7 @@
 // request as the n-th time of the warp's other lanes. A GPU does the same if lanes reconverge after
 // each branch and loop.
 //
-// What can differ from a GPU:
+// A GPU may differ in these points:
 //   - The instructions are g++'s (-O1, everything inlined into the kernel, see the Makefile). It
 //     keeps a 16-byte struct's copy in one piece and does not unroll; nvcc may join neighbouring
 //     loads into a wider one, keep in a register what is loaded twice, move a load out of a loop,
@@ -92,9 +92,9 @@ struct KernelCounts {
 };
 
 // Two threads of a block access the same bytes of shared memory, at least one of them writes, and
-// neither __syncthreads nor, within a warp, __syncwarp orders the two. It is found in whichever
-// order they ran. As in racecheck, writes that do not change the value and pairs of atomic
-// operations do not count.
+// neither __syncthreads nor, within a warp, __syncwarp orders the two accesses. It is found in
+// whichever order they ran. As in racecheck, writes that do not change the value and pairs of
+// atomic operations do not count.
 struct Race {
     struct Side {
         std::string file;
@@ -126,7 +126,7 @@ public:
     ~Microscope() override;
     Microscope(const Microscope&) = delete;
 
-    Observation take();  // what it saw since it began, or since the last take()
+    Observation take();  // the observations since the beginning, or since the last take()
 
     void launched(const Call& call, dim3 grid, dim3 block) override;
     std::unique_ptr<CoreObserver> on_core(const Call& call) override;
@@ -137,8 +137,7 @@ private:
     std::unique_ptr<Seen> seen_;
 };
 
-// Text for the terminal, 100 columns wide: each kernel's lines and totals, and at the end the
-// races.
+// Text for the terminal, 100 columns wide: each kernel's lines and totals, followed by the races.
 std::string table(const Observation& observation);
 
 }  // namespace simt

@@ -1,4 +1,4 @@
-// What the CUDA operations call besides the kernels that the CPU can execute.
+// The functions that the CUDA operations call besides the kernels that the CPU can execute.
 #include "cuda/attention/attention.cuh"
 #include "cuda/cuda_common.h"
 

@@ -27,12 +27,12 @@ struct CoreObserver {
     // Called before the access is made. `code` is the address after the instruction that makes it.
     virtual void access(uint32_t thread, const void* first, size_t bytes, Access access,
                         const void* code) = 0;
-    // Called before that: whether the thread is so far ahead of the others that they should run
-    // first.
+    // Called before access(). Returns whether the thread is so far ahead of the others that they
+    // should run first.
     virtual bool far_ahead(uint32_t thread, Access access) = 0;
     virtual void barrier() = 0;  // all threads of the block have reached it
-    // Lanes of a warp have met at a shuffle, a vote or a __syncwarp. Only the last one orders what
-    // they do to memory (CUDA C++ Programming Guide, "Warp Shuffle Functions": "do not imply a
+    // Lanes of a warp have met at a shuffle, a vote or a __syncwarp. Only __syncwarp orders their
+    // accesses to memory (CUDA C++ Programming Guide, "Warp Shuffle Functions": "do not imply a
     // memory barrier").
     virtual void lanes_met(uint32_t warp, uint32_t mask, bool orders_memory) = 0;
     virtual void block_ends() = 0;

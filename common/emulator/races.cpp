@@ -58,9 +58,9 @@ uint32_t Races::unordered(const Use& earlier, uint32_t thread) const {
     return lanes;
 }
 
-// Only what can still tell a race: a thread's later use stands for its earlier ones, and two
-// threads of different warps stand for all others, because whoever comes next is in another warp
-// than one of the two.
+// Keeps only the uses that can still show a race: a thread's later use replaces its earlier ones,
+// and two threads of different warps stand for all others, because the next thread is in another
+// warp than at least one of the two.
 void Races::remember(std::vector<Use>& uses, const Use& use) {
     const auto same_kind = [&](const Use& old) {
         return old.instruction.second == use.instruction.second;

@@ -1,10 +1,10 @@
 // Races in a block's shared memory (microscope.h says what counts as one).
 //
-// For each 4-byte word it records who read and who wrote it since the last __syncthreads, and
-// compares each new access with these. Vector clocks record what __syncwarp orders: clock[a][b] is
-// the last step of lane b that happened before lane a's current step, where a step lies between two
-// __syncwarp of a lane. (Lamport 1978, "Time, Clocks, and the Ordering of Events"; Flanagan and
-// Freund 2009, "FastTrack".)
+// For each 4-byte word it records which threads have read and written it since the last
+// __syncthreads, and compares each new access with these. Vector clocks record the order that
+// __syncwarp creates: clock[a][b] is the last step of lane b that happened before lane a's current
+// step, where a step lies between two __syncwarp of a lane. (Lamport 1978, "Time, Clocks, and the
+// Ordering of Events"; Flanagan and Freund 2009, "FastTrack".)
 #pragma once
 
 #include <array>
@@ -21,7 +21,6 @@ namespace simt {
 
 class Races {
 public:
-    // An instruction and its kind of access.
     using Instruction = std::pair<const void*, Access>;
     struct Found {
         int64_t count = 0;
@@ -48,7 +47,7 @@ private:
         uint32_t clock;  // the step
         uint32_t lanes;
         uint16_t warp;
-        uint8_t bytes;  // which bytes of the word, as a mask
+        uint8_t bytes;  // the bytes of the word, as a mask
 
         uint32_t first_thread() const {
             return warp * warp_size + uint32_t(std::countr_zero(lanes));
@@ -58,8 +57,8 @@ private:
         uint64_t barrier = 0;  // the uses happened since this one
         std::vector<Use> reads, writes;
     };
-    // A write over another thread's write: a race unless it leaves the same bytes, which is known
-    // only after the write.
+    // A write over another thread's write. It is a race unless it leaves the same bytes, which is
+    // known only after the write.
     struct Rewrite {
         uintptr_t word;
         uint32_t before;

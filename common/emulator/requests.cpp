@@ -34,8 +34,8 @@ void add_sectors(Counts& counts, const Sorted& sorted, uint32_t bytes) {
     counts.ideal_sectors += int64_t(different_bytes + 31) / 32;
 }
 
-// Wavefronts for these lanes at once: each bank needs as many as the lanes access different words
-// in it (for atomic operations, one per lane).
+// The number of wavefronts for these lanes at once. Each bank needs as many as there are different
+// words in it that the lanes access (for atomic operations, one per lane).
 int turns(uint32_t lanes, const std::array<uintptr_t, warp_size>& all, uint32_t bytes,
           bool atomic) {
     std::array<int, 32> by_bank{};
@@ -96,8 +96,8 @@ void Requests::block_ends() {
     for (size_t i = 0; i < running_; ++i) close_all(warps_[i]);
 }
 
-// Lanes that met have the same number. So do two parts of a warp that met separately but equally
-// often: a GPU may run them together.
+// Lanes that met have the same number. Two parts of a warp that met separately but equally often
+// also do: a GPU may run them together.
 void Requests::lanes_met(uint32_t number, uint32_t mask) {
     Warp& warp = warps_[number];
     uint32_t latest = 0;

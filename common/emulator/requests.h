@@ -1,4 +1,4 @@
-// Groups the accesses of single threads into a warp's requests, and counts what these cost
+// Groups the accesses of single threads into a warp's requests, and counts the cost of these
 // (microscope.h explains the rules and units).
 #pragma once
 
@@ -57,8 +57,8 @@ private:
         std::array<uintptr_t, warp_size> address;
     };
     struct Warp {
-        uint32_t lanes = 0;                             // those that exist
-        std::array<uint32_t, warp_size> meetings = {};  // each lane's last one; never reset
+        uint32_t lanes = 0;                             // the lanes that exist
+        std::array<uint32_t, warp_size> meetings = {};  // the last one of each lane; never reset
         struct Times {
             std::array<uint32_t, warp_size> meeting = {}, n = {};
         };
@@ -71,7 +71,7 @@ private:
     void close_all(Warp& warp);
 
     std::vector<Warp> warps_;
-    size_t running_ = 0;  // how many of them this block has
+    size_t running_ = 0;  // how many warps this block has
     std::unordered_map<Instruction, uint32_t, Hash> numbers_;
     std::vector<Instruction> instructions_;
     std::vector<InstructionCounts> counts_;

@@ -1,5 +1,5 @@
-// The __shared__ arrays of a fixed size, as the program's symbol table lists them. (cuda_runtime.h
-// makes them thread_local variables, which the linker puts side by side.)
+// The __shared__ arrays of a fixed size, according to the program's symbol table. (cuda_runtime.h
+// makes them thread_local variables, which the linker places side by side.)
 #pragma once
 
 #include <cstddef>

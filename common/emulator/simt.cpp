@@ -62,7 +62,7 @@ struct StackAllocator {
     }
 };
 
-// Which threads wait where; threads that wait at the same place form a group.
+// Describes which threads wait where; threads that wait at the same place form a group.
 std::string who_waits(const Block& b) {
     std::map<std::pair<std::string, const void*>, std::vector<uint32_t>> groups;
     for (const Thread& t : b.threads)
@@ -76,7 +76,6 @@ std::string who_waits(const Block& b) {
     return all;
 }
 
-// Runs one block to its end on this core.
 void run_block(Block& b, dim3 grid) {
     const uint32_t count = b.size.x * b.size.y * b.size.z;
     b.threads = std::vector<Thread>(count);

@@ -8,7 +8,7 @@
 // CUDA's headers, so that the kernel's source needs no change; only dynamic shared memory is
 // declared by a macro (DYNAMIC_SHARED in cuda_common.h).
 //
-// What is undefined behaviour on a GPU is an error here, reported with its place in the source:
+// Undefined behaviour on a GPU is an error here, reported with its place in the source:
 //   - threads that wait at a barrier or a shuffle which others never reach
 //   - an access outside of every allocation (access.cpp: the compiler calls us at each load and
 //     store)
@@ -34,7 +34,7 @@ struct dim3 {
     constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-// Those of the thread that runs now.
+// The indices of the thread that runs now.
 extern thread_local constinit uint3 threadIdx, blockIdx;
 extern thread_local constinit dim3 blockDim, gridDim;
 
@@ -42,7 +42,7 @@ namespace simt {
 
 inline constexpr int warp_size = 32;
 
-// What a kernel did wrong; what() names the kernel, the block, the threads and the line.
+// A kernel's mistake; what() names the kernel, the block, the threads and the line.
 struct KernelError : std::logic_error {
     using std::logic_error::logic_error;
 };
@@ -57,7 +57,7 @@ struct Call {
 // Runs a grid; returns when all of its threads have ended. Throws KernelError.
 void launch(const Call& call, dim3 grid, dim3 block, size_t dynamic_shared_bytes);
 
-// ---- what a running thread calls ----------------------------------------------------------------
+// ---- functions that a running thread calls ------------------------------------------------------
 void* dynamic_shared();  // of its block, 128-byte aligned
 
 void sync_block();  // __syncthreads()

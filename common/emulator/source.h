@@ -1,4 +1,4 @@
-// From an instruction's address to its place in the source, by the debugging information in the
+// Finds the place in the source for an instruction's address, by the debugging information in the
 // executable (addr2line).
 #pragma once
 

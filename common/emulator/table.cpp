@@ -24,7 +24,7 @@ std::string plural(int64_t count, const char* what, const char* ending = "s") {
 
 constexpr const char* columns = "       {:<14} {:>10} {:>6} {:>6} {:>6} {:>6}  {}\n";
 
-// What a request costs on average, and what it would cost at best.
+// The average cost of a request, and the lowest possible cost.
 std::string row(Access access, const Counts& counts, const std::string& bytes) {
     const bool shared = is_shared(access);
     const auto each = [&](int64_t sum) {

@@ -44,16 +44,16 @@ bool is_checkpoint_file(const std::string& name) {
 
 }  // namespace
 
-// The name under which Hugging Face keeps this state of ours among the weights: a router's bias. ""
-// if it does not.
+// The name under which Hugging Face keeps this state of ours among the weights (a router's bias);
+// "" if it does not.
 static std::string weight_of(const std::string& state) {
     const std::string prefix = "buffer.";
     const bool kept = state.starts_with(prefix) && state.ends_with(".e_score_correction_bias");
     return kept ? state.substr(prefix.size()) : "";
 }
 
-// A checkpoint's weights, under the classic names even if experts are stacked in the file, in both
-// conventions.
+// A checkpoint's weights under the classic names, in both conventions, even if experts are stacked
+// in the file.
 static Safetensors weights_in(const std::string& dir) {
     StagedFiles::recover(dir);
     Safetensors file = Safetensors::directory(dir);
@@ -63,8 +63,8 @@ static Safetensors weights_in(const std::string& dir) {
             file.add_rows(part, name, first, n);
         });
     // Each expert also has the other convention's name: options may turn a Mixtral into a model
-    // that is written as DeepSeek's, and where Mixtral's experts are stacked, its router has the
-    // new name.
+    // that is written as DeepSeek's, and if Mixtral's experts are stacked, its router has the new
+    // name.
     for (const auto& [name, entry] : in_file)
         if (const std::string other = other_expert_name(name); !other.empty())
             file.add_name(other, name);
@@ -89,14 +89,14 @@ void load_parameters(const std::string& dir, const std::vector<TensorPart>& part
 
 void check_can_save(const std::string& dir) {
     make_directories(dir);
-    AtomicFile probe(dir + "/.can_save");  // vanishes again, because it is not committed
+    AtomicFile probe(dir + "/.can_save");  // it is removed again, because it is not committed
     probe.write("x");
 }
 
 namespace {
 
 // Writes the tensors of which all ranks hold `parts`, one after the other, converted to `dtype` if
-// it is given. Only rank 0 has a `dir`.
+// one is given. Only rank 0 has a `dir`.
 void write_tensors(const std::string* dir, const std::string& stem, std::vector<TensorPart> parts,
                    const SaveOptions& options, std::optional<DType> dtype,
                    int64_t max_shard_bytes) {

@@ -4,8 +4,8 @@
 // continues with the same bits.
 //
 // A save is staged (file.h: StagedFiles): if the program is killed at any moment, the previous
-// checkpoint or the new one remains, never a mixture. Other files in the directory stay. All errors
-// are UserErrors of one line.
+// checkpoint or the new one remains, never a mixture. Other files in the directory remain
+// untouched. All errors are UserErrors of one line.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ namespace ultrascale {
 // `path` is a directory with a config.json, or the file itself. Reads the formats of transformers 4
 // (rope_theta and rope_scaling; num_experts) and 5 (rope_parameters; num_local_experts). Refuses
 // what this model does not support: another model_type or activation, biases, dropout,
-// quantisation, another rope_type. `unknown` gets the names of fields that it does not understand,
-// except for those that cannot change the model.
+// quantisation, another rope_type. `unknown` receives the names of fields that it does not
+// understand, except for those that cannot change the model.
 LlamaConfig load_config(const std::string& path, std::vector<std::string>* unknown = nullptr);
 std::string config_json(const LlamaConfig& config, DType dtype);  // the text of such a file
 
@@ -39,29 +39,29 @@ struct TrainingState {
     int64_t step = 0;         // number of updates done
     int64_t next_sample = 0;  // first sample of the next step
     int64_t tokens_seen = 0;
-    uint64_t seed = 0;  // of the data's order, if it is shuffled
+    uint64_t seed = 0;  // determines the data's order, if it is shuffled
     bool shuffled = false;
     int64_t seq = 0;  // tokens per sample; 0: unknown, as no step was done
     // The training data: a file's absolute path, or built_in_data. Empty: unknown.
     std::string data = {};
     int64_t data_tokens = 0;  // the data's length
-    // The formats that the states are in, if --dtype does not say it (08_mixed_precision's recipe).
+    // The formats of the states, if --dtype does not say it (08_mixed_precision's recipe).
     std::string recipe = {};
-    // The options that change what is computed, as they were given: {"--lr", "0.003"}. A run that
-    // resumes has them too.
+    // The options that change the computation, as they were given: {"--lr", "0.003"}. A run that
+    // resumes uses them, too.
     std::map<std::string, std::string> options = {};
 };
-inline const char* const built_in_data = "built-in";  // the text that comes with the project
+inline const char* const built_in_data = "built-in";  // the project's own text
 struct SaveOptions {
     DType dtype = DType::fp32;  // of the weights in the file
     int64_t max_shard_bytes = default_shard_bytes;
     const TrainingState* state = nullptr;    // nullptr: weights only
     std::vector<TensorPart> optimizer = {};  // saved in their own dtype; only with a state
-    // All these ranks call it, each with its parts; nullptr: one rank calls it and has everything.
+    // All these ranks call it, each with its parts. nullptr: one rank calls it and has everything.
     const Communicator* spread_over = nullptr;
 };
-// A run may keep more checkpoints in subfolders (saves.h); a file of this name names the latest of
-// them. A save into the folder itself removes this file.
+// A run may keep more checkpoints in subfolders (saves.h); a file of this name contains the latest
+// one's name. A save into the folder itself removes this file.
 inline const char* const latest_checkpoint = "latest_checkpoint";
 
 // `weights`: this rank's parts of the model's values. Files of an earlier save that this one does
@@ -69,7 +69,6 @@ inline const char* const latest_checkpoint = "latest_checkpoint";
 // checkpoint. A save's communication belongs to no training step and is not counted.
 void save_checkpoint(const std::string& dir, const LlamaConfig& config,
                      const std::vector<TensorPart>& weights, const SaveOptions& options = {});
-// Saves whole parameters.
 void save_checkpoint(const std::string& dir, const LlamaConfig& config,
                      const ParameterList& parameters, const SaveOptions& options = {});
 

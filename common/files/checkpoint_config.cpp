@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 // transformers 4 has rope_theta and rope_scaling (null, or an object whose "rope_type" used to be
 // called "type"); 5 has one object rope_parameters with both. If both forms are present,
 // rope_scaling counts, as in transformers 5. original_max_position_embeddings counts at the top
-// level first. Names of fields that are not understood go to `unknown`.
+// level first. Names of fields that are not understood are added to `unknown`.
 static void read_rope(const Fields& fields, LlamaConfig& config, double default_theta,
                       std::vector<std::string>* unknown) {
     config.rope_theta = fields.number("rope_theta", default_theta);
@@ -125,7 +125,7 @@ static std::string read_model_type(const Fields& fields) {
         fields.where(), printable(type->dump()));
 }
 
-// What transformers takes for fields that a config.json lacks.
+// transformers' values for fields that a config.json lacks.
 struct ModelDefaults {
     const char* model_type;
     int64_t kv_heads;  // 0: as many as heads
@@ -140,8 +140,8 @@ static const ModelDefaults& defaults_of(const std::string& model_type) {
     return *std::ranges::find(all, model_type, &ModelDefaults::model_type);
 }
 
-// Fields that cannot change what is computed here: what the file was made with, how text becomes
-// tokens, how a model generates text or returns its results.
+// Fields that cannot change the computation here: the origin of the file, how text becomes tokens,
+// how a model generates text or returns its results.
 static void understand_harmless(const Fields& fields) {
     fields.understands({"_name_or_path",
                         "transformers_version",
@@ -183,7 +183,7 @@ static void understand_harmless(const Fields& fields) {
                         "num_return_sequences",
                         "repetition_penalty",
                         "prefix"});
-    // These could, if they had other values.
+    // These could change it, if they had other values.
     const auto unless = [&](const char* field, const json& harmless) {
         if (const auto* value = fields.peek(field); value && *value == harmless)
             fields.understands({field});

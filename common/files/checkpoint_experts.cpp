@@ -14,7 +14,7 @@ int64_t number_of_experts(const Fields& fields) {
     user_error("{}: lacks the field \"num_local_experts\" (or \"num_experts\")", fields.where());
 }
 
-// Qwen names its dense layers: only the first ones can be dense here.
+// Qwen lists its dense layers; only the first ones can be dense here.
 int64_t first_dense_of_qwen(const Fields& fields) {
     fields.only("decoder_sparse_step", 1);
     const json* dense = fields.find("mlp_only_layers");
@@ -28,9 +28,9 @@ int64_t first_dense_of_qwen(const Fields& fields) {
 }
 
 // The loss that balances the experts' loads. transformers computes its own if the router's logits
-// are an output, whatever the coefficient is; DeepSeek's code whenever aux_loss_alpha is not 0.
-// (Of DeepSeek's type, this project writes transformers' fields for losses that DeepSeek's code
-// does not have: then the training state says which it was.)
+// are an output, whatever the coefficient is; DeepSeek's code computes it whenever aux_loss_alpha
+// is not 0. (For losses that DeepSeek's code does not have, this project writes transformers'
+// fields into a config.json of DeepSeek's type; the training state then says which loss it was.)
 void read_balance(const Fields& fields, const std::string& model_type, ExpertsConfig& e) {
     const double coefficient = fields.number("router_aux_loss_coef", 0.001);
     const bool adds_loss = fields.flag("output_router_logits");
@@ -103,7 +103,7 @@ void write_experts(ordered_json& config, const LlamaConfig& c) {
                                : type == "qwen3_moe" ? "Qwen3MoeForCausalLM"
                                                      : "DeepseekForCausalLM"};
     config["num_experts_per_tok"] = e.router.top_k;
-    // A loss that the model's own code does not have is in the training state only.
+    // A loss that the model's own code does not have is recorded only in the training state.
     const Aux aux = e.aux.value_or(Aux::hf);
     if (type == "deepseek" && (aux == Aux::sequence || aux == Aux::megatron)) {
         config["aux_loss_alpha"] = e.aux_coefficient;

@@ -16,7 +16,7 @@ std::string checkpoint_folder(int64_t step) { return fmt::format("checkpoint-{}"
 
 namespace {
 
-// The step of the name checkpoint-STEP; -1 for other names.
+// The step in the name checkpoint-STEP; -1 for other names.
 int64_t step_of(const std::string& name) {
     int64_t step = -1;
     const size_t digits = name.rfind('-') + 1;
@@ -34,7 +34,7 @@ std::vector<int64_t> steps_in(const std::string& dir) {
     return steps;
 }
 
-// Removes a checkpoint. It is renamed first, so that nobody finds a partial checkpoint under its
+// Removes a checkpoint. It is renamed first, so that no reader finds a partial checkpoint under its
 // name.
 void remove_checkpoint(const std::string& dir, int64_t step) {
     const std::string folder = dir + "/" + checkpoint_folder(step), going = dir + "/.removing";

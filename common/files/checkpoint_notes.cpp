@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// The names of all weights of a model, and of what else may be in a file without meaning anything.
+// The names of all weights of a model, and of other tensors that a file may hold without effect.
 class Names {
 public:
     explicit Names(const LlamaConfig& config) : config_(config) {
@@ -69,7 +69,7 @@ std::string list(const std::vector<std::string>& names) {
 
 }  // namespace
 
-// An estimate needs none.
+// An estimate needs no weights.
 static bool has_weights(const std::string& dir) {
     std::error_code ignored;
     return fs::exists(dir + "/model.safetensors", ignored) ||

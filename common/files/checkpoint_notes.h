@@ -1,5 +1,5 @@
-// What a user should know of a checkpoint before it is trained: what of it is not understood, and
-// would be lost without a word.
+// What a user should know about a checkpoint before training it: the parts of it that are not
+// understood, and would be lost silently.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@ namespace ultrascale {
 bool has_own_head(const std::string& dir);
 
 // Sentences about `path`, a directory or a config.json: the fields of config.json that are not
-// understood; if its weights are `loaded` for `config`, also tensors that this model does not have,
-// and a head that is not tied.
+// understood; and, if its weights are `loaded` for `config`, the tensors that this model does not
+// have, and a head that is not tied.
 std::vector<std::string> checkpoint_notes(const std::string& path, const LlamaConfig& config,
                                           bool loaded);
 

@@ -1,4 +1,5 @@
-// Files: read through a memory mapping, written so that nobody ever sees a partial one.
+// Files that are read through a memory mapping, and written so that no reader ever sees a partial
+// one.
 //
 // All errors are UserErrors of one line that starts with the file's name.
 #pragma once
@@ -10,8 +11,8 @@
 
 namespace ultrascale {
 
-// Prepares a name or text from a file for a one-line error message: control characters are escaped,
-// long text is cut.
+// Prepares a name or text from a file for a one-line error message: escapes control characters and
+// cuts long text.
 std::string printable(std::string_view text);
 
 // A regular file, mapped read-only.
@@ -51,12 +52,12 @@ void write_file(const std::string& path, std::string_view text);
 
 void make_directories(const std::string& dir);  // and their parents
 
-// Replaces several files of a directory together; other files in it stay.
+// Replaces several files of a directory together; other files in it remain untouched.
 //
 //   1. the new files are written to dir/.saving/
 //   2. dir/.saving/commit, a list of what is to be moved and removed, appears by a rename: from
-//      here on the save is done
-//   3. the files are renamed into dir, stale ones removed, and dir/.saving goes
+//      now on the save is done
+//   3. the files are renamed into dir, stale ones are removed, and so is dir/.saving
 // If killed before 2, the directory still holds the former files; after 2, recover() finishes 3.
 // Every load calls it.
 class StagedFiles {
@@ -65,7 +66,7 @@ public:
         const std::string& dir);  // creates dir; finishes or discards a save that was killed
     StagedFiles(const StagedFiles&) = delete;
     ~StagedFiles();  // without commit(): discards the new files
-    const std::string& staging() const { return staging_; }  // where to write the new files
+    const std::string& staging() const { return staging_; }  // the directory for the new files
     // Moves all files of staging() into the directory and removes the `stale` ones (plain names)
     // from it.
     void commit(const std::vector<std::string>& stale = {});

@@ -11,7 +11,7 @@ namespace ultrascale {
 
 using nlohmann::json;
 
-// What a rank sends the others about its parts; empty parts are left out.
+// A rank's description of its parts for the other ranks; empty parts are omitted.
 static std::string describe(const std::vector<TensorPart>& parts) {
     json all = json::array();
     for (const TensorPart& part : parts) {
@@ -83,7 +83,7 @@ Tensor GatherParts::gather(size_t index) const {
     for (const Piece& piece : pieces_[index]) {
         if (rank != 0 && rank == piece.rank) group_->send(own(whole.name, piece), 0);
         if (rank != 0) continue;
-        // The piece's place in the whole, without its values.
+        // The place of the piece in the whole tensor, without its values.
         TensorPart part(whole.name, Tensor::empty({piece.rank == 0 ? 0 : piece.count}, whole.dtype,
                                                   Memory::workspace));
         part.shape = whole.shape, part.slice = piece.slice, part.begin = piece.begin;

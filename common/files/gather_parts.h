@@ -1,5 +1,5 @@
-// Assembles tensors of which every rank holds parts on rank 0, one at a time, to save a sharded
-// model.
+// Assembles tensors whose parts are spread over the ranks on rank 0, one at a time, to save a
+// sharded model.
 #pragma once
 
 #include <vector>
@@ -11,8 +11,8 @@ namespace ultrascale {
 
 class GatherParts {
 public:
-    // All ranks of `group` (nullptr: this rank has everything) call it with their parts. Parts that
-    // several ranks hold (replicas) are taken from the first of them.
+    // All ranks of `group` (nullptr: this rank has everything) call it with their parts. If several
+    // ranks hold the same part (replicas), it is taken from the first of them.
     GatherParts(const Communicator* group, std::vector<TensorPart> mine);
 
     struct Whole {
@@ -20,8 +20,8 @@ public:
         Shape shape;
         DType dtype;
     };
-    // The same list on every rank, sorted by name, so that the file is the same for every
-    // distribution of the tensors.
+    // All tensors, the same list on every rank, sorted by name, so that the file is the same for
+    // every distribution of the tensors.
     const std::vector<Whole>& tensors() const { return tensors_; }
 
     // All ranks call it for the same tensor. Returns the tensor on rank 0, and an empty one

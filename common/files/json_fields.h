@@ -62,11 +62,11 @@ public:
                        printable(value->dump()), supported.dump());
     }
     const std::string& where() const { return where_; }
-    // Fields that were asked for are understood; so are these.
+    // Marks these fields as understood. Fields that were asked for are understood anyway.
     void understands(std::initializer_list<const char*> fields) const {
         understood_.insert(fields.begin(), fields.end());
     }
-    // The others, except for those that are null.
+    // The fields that are not understood, except for those that are null.
     std::vector<std::string> not_understood() const {
         std::vector<std::string> names;
         for (const auto& [name, value] : object_.items())

@@ -45,7 +45,6 @@ public:
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     // Adds a name for rows first .. first + rows - 1 of the tensor `of`, which is read as a matrix.
     void add_rows(const std::string& name, const std::string& of, int64_t first, int64_t rows);
-    // Adds another name for a tensor.
     void add_name(const std::string& name, const std::string& of);
     bool contains(const std::string& name) const { return entries_.count(name) > 0; }
 
@@ -69,8 +68,8 @@ private:
 inline constexpr int64_t default_shard_bytes =
     5'000'000'000;  // long the default of Hugging Face's save_pretrained
 
-// Writes tensors one at a time, so that a technique with shards can gather one, write it and free
-// it. The file is `dir`/`stem`.safetensors; above max_shard_bytes the files are
+// Writes tensors one at a time, so that a technique with shards can gather a tensor, write it and
+// free it. The file is `dir`/`stem`.safetensors; above max_shard_bytes the files are
 // `dir`/`stem`-00001-of-00003.safetensors, ... with `dir`/`stem`.safetensors.index.json. Each file
 // is renamed to its name when it is complete, the index last.
 class SafetensorsWriter {
@@ -82,7 +81,7 @@ public:
     };
     SafetensorsWriter(const std::string& dir, const std::string& stem, std::vector<Item> items,
                       int64_t max_shard_bytes = default_shard_bytes);
-    // Writes the next item's value, converted if its dtype is a different floating-point one.
+    // Writes the next item's value. A different floating-point dtype is converted.
     void write(const Tensor& value);
     void finish();  // call it after the last item
     ~SafetensorsWriter();

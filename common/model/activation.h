@@ -1,4 +1,4 @@
-// New tensors of the category "activation".
+// Creates tensors of the category "activation".
 #pragma once
 
 #include <utility>

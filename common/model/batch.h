@@ -13,13 +13,13 @@ namespace ultrascale {
 struct HostBatch {
     int64_t sequences = 0, length = 0;
     std::vector<int32_t> tokens, targets;  // ignored targets are -100
-    std::vector<int32_t> positions;  // 0, 1, 2, ... from the sequence's or the document's start
-    // Index in the sequence of the document's first token; empty without documents.
+    std::vector<int32_t> positions;  // 0, 1, 2, ... from the start of the sequence or document
+    // The index in the sequence of the document's first token; empty if there are no documents.
     std::vector<int32_t> document_starts;
     int64_t counted_targets = 0;
-    int64_t first_sample = 0;  // index of its first sequence in the run
-    // If it holds only a part of each sequence: their length, and, if there are documents, the
-    // whole batch.
+    int64_t first_sample = 0;  // the run's index of its first sequence
+    // If the batch holds only a part of each sequence: the sequences' whole length and, if there
+    // are documents, the whole batch.
     int64_t whole_length = 0;
     std::shared_ptr<const HostBatch> whole = {};
 };
@@ -29,9 +29,10 @@ struct HostBatch {
 struct Batch {
     Tensor tokens, targets, positions, document_starts;  // (B, T) int32
     int64_t counted_targets = 0;                         // number of targets that are not ignored
-    // Index of its first sequence in the run, independent of the layout of ranks.
+    // The run's index of the batch's first sequence, whatever the layout of ranks.
     int64_t first_sample = 0;
-    // If a rank holds only a part of each sequence (HostBatch): their length, and the whole batch.
+    // If a rank holds only a part of each sequence (see HostBatch): the whole length and the whole
+    // batch.
     int64_t whole_length = 0;
     std::shared_ptr<const HostBatch> whole = {};
     int64_t sequences() const { return tokens.size(0); }

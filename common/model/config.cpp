@@ -19,8 +19,8 @@ RopeScaling llama3_scaling(double factor) {
     return {RopeScaling::Type::llama3, factor, 1, 4, 8192};
 }
 
-// All sizes of nano are divisible by 8 (except for its 4 key-value heads); char has the size of
-// Karpathy's character-level Shakespeare model; from smollm-135m on they are published models.
+// All sizes of nano are divisible by 8 (except for its 4 key-value heads). char has the size of
+// Karpathy's character-level Shakespeare model. From smollm-135m on they are published models;
 // moe-16b is DeepSeekMoE 16B (Dai et al. 2024, arXiv 2401.06066).
 const std::vector<Preset>& presets() {
     // clang-format off
@@ -138,7 +138,7 @@ void validate(const LlamaConfig& c) {
             "no bias, no scaling factor, no shared experts");
     if (!(c.norm_eps > 0) || !(c.rope_theta > 0))
         user_error("config: rms_norm_eps and rope_theta must be positive");
-    // Each size may be in its range while their product exceeds 64 bits.
+    // Each size may be in its range although their product exceeds 64 bits.
     const double h = double(c.hidden),
                  widest = double(c.ffn) + double(c.experts.count + c.experts.shared) *
                                               double(std::max<int64_t>(c.experts.ffn, 1)),
@@ -147,7 +147,7 @@ void validate(const LlamaConfig& c) {
         user_error("config: these sizes make {:.1e} parameters", n);
 }
 
-// With the parameters of `experts` of the router's experts.
+// Counts the parameters of `experts` of the router's experts.
 static int64_t count_parameters(const LlamaConfig& c, int64_t experts) {
     const int64_t h = c.hidden, embeddings = c.vocab * h * (c.tied ? 1 : 2);
     const int64_t attention = h * (c.q_size() + 2 * c.kv_size()) + c.q_size() * h;
@@ -183,8 +183,8 @@ std::vector<float> rope_frequencies(const LlamaConfig& c) {
     for (int64_t i = 0; i < c.head_dim / 2; ++i) {
         double f = std::pow(c.rope_theta, -2.0 * double(i) / double(c.head_dim));
         if (c.rope_scaling.type == RopeScaling::Type::llama3) {
-            // Low frequencies (long wavelengths) are divided by `factor`, high ones kept, those in
-            // between interpolated.
+            // Low frequencies (long wavelengths) are divided by `factor`, high ones are kept, and
+            // those in between are interpolated.
             const RopeScaling& s = c.rope_scaling;
             double wavelength = 2 * std::numbers::pi / f,
                    original = double(s.original_max_positions);

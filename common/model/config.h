@@ -21,16 +21,16 @@ enum class Aux { hf, switch_transformer, megatron, sequence };
 
 // Layers whose feed-forward is a mixture of experts: a router sends each token to a few SwiGLUs.
 struct ExpertsConfig {
-    int64_t count = 0;   // E; 0: all layers are dense, and the rest means nothing
+    int64_t count = 0;   // E; 0: all layers are dense, and the other fields mean nothing
     int64_t ffn = 0;     // features of an expert
     int64_t shared = 0;  // experts that every token goes to: one SwiGLU of shared * ffn features
-    int64_t first_dense = 0;  // so many first layers are dense, of LlamaConfig::ffn features
+    int64_t first_dense = 0;  // this many first layers are dense, with LlamaConfig::ffn features
     ops::RouterSettings router = {};
-    // The router adds a bias to the scores by which it chooses, and training moves it instead of
+    // The router chooses experts by their scores plus a bias. Training moves this bias instead of
     // adding a loss (DeepSeek-V3, section 2.1.2).
     bool selection_bias = false;
-    double aux_coefficient = 0;   // of the loss that balances the experts' loads; 0: none
-    std::optional<Aux> aux = {};  // which one a checkpoint was trained with, if it says so
+    double aux_coefficient = 0;   // factor of the loss that balances the experts' loads; 0: none
+    std::optional<Aux> aux = {};  // the loss a checkpoint was trained with, if it says so
 };
 
 struct LlamaConfig {
@@ -50,8 +50,8 @@ struct LlamaConfig {
     }
 };
 
-// Throws UserError, naming the option or field, if the sizes do not make a model (heads % kv_heads,
-// odd head_dim, zero or absurd sizes).
+// Throws UserError, which names the option or field, if the sizes do not make a model (heads %
+// kv_heads, odd head_dim, zero or absurd sizes).
 void validate(const LlamaConfig& config);
 
 // The number of parameters, with a tied weight counted once:
@@ -59,16 +59,16 @@ void validate(const LlamaConfig& config);
 // With head norms a layer has 2 D more; with experts it has E h + (E + shared) 3 h F_e in place of
 // 3 h F. (A router's bias is a buffer.)
 int64_t parameter_count(const LlamaConfig& config);
-// Those that one token uses: of E experts k.
+// The parameters that one token uses: those of only k of the E experts.
 int64_t active_parameter_count(const LlamaConfig& config);
 
-// "llama", "mixtral", "qwen3_moe" or "deepseek": the model_type of its config.json. Whatever has
-// experts and is neither Mixtral's nor Qwen 3's is written as DeepSeek's.
+// "llama", "mixtral", "qwen3_moe" or "deepseek": the model_type of its config.json. A model with
+// experts that is neither Mixtral's nor Qwen 3's is written as DeepSeek's.
 const char* model_type(const LlamaConfig& config);
 // The names that this model_type gives to a layer's experts: "model.layers.3.BLOCK.gate.weight",
-// "model.layers.3.BLOCK.experts.5.GATE.weight", and the same with "up" and "down". Shared experts
-// are "model.layers.3.mlp.shared_experts.gate_proj.weight" ..., a router's bias is the buffer
-// "model.layers.3.mlp.gate.e_score_correction_bias".
+// "model.layers.3.BLOCK.experts.5.GATE.weight", and the latter also with "up" and "down". Shared
+// experts are "model.layers.3.mlp.shared_experts.gate_proj.weight" ..., a router's bias is the
+// buffer "model.layers.3.mlp.gate.e_score_correction_bias".
 struct ExpertNames {
     const char *block, *gate, *up, *down;
 };

@@ -2,10 +2,10 @@
 // feed-forward), with random numbers that agree across ranks.
 //
 // Tensor-parallel ranks hold the same residual stream and must drop the same elements, or their
-// copies diverge. Under sequence parallelism they hold different tokens and should draw different
+// copies diverge. Under sequence parallelism ranks hold different tokens and should draw different
 // masks, and so should data-parallel ranks. Recomputation must repeat the mask of the first
 // forward. A stateful generator needs a state for each of these cases (Megatron-LM keeps two). A
-// counter-based one needs none: an element's mask is a function of (seed, place in the model,
+// counter-based generator needs none: an element's mask is a function of (seed, place in the model,
 // number of the element in the whole run), no matter which rank computes it and how often:
 //
 //     number = (sample T + token) h + feature      the same on one device and on any grid of ranks
@@ -23,13 +23,13 @@
 
 namespace ultrascale {
 
-// Consecutive rows of the residual stream on this rank, and the consecutive tokens of the
-// micro-batch that they hold.
+// Consecutive rows of the residual stream on this rank, which hold consecutive tokens of the
+// micro-batch.
 struct TokenRange {
     int64_t first_row, first_token, count;
 };
 
-// Adds the next row's token.
+// Adds a row and its token to the last range, or begins a new range.
 inline void add_token(std::vector<TokenRange>& ranges, int64_t row, int64_t token) {
     if (!ranges.empty() && ranges.back().first_token + ranges.back().count == token)
         ++ranges.back().count;
@@ -40,7 +40,7 @@ inline void add_token(std::vector<TokenRange>& ranges, int64_t row, int64_t toke
 struct Dropout {
     float p = 0;
     uint64_t seed = 0;
-    // The tokens that this rank's `rows` rows hold; empty: all of the micro-batch's, in order.
+    // The tokens that this rank's `rows` rows hold. Empty: all tokens of the micro-batch, in order.
     std::function<std::vector<TokenRange>(int64_t rows)> tokens = {};
 
     // y = dropout(x) (+ addend).
@@ -83,7 +83,7 @@ public:
     Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
         Tensor dropped = Tensor::empty(dy.shape(), dy.dtype(),
                                        Memory::activation);  // not in place: dy is the residual's
-                                                             // gradient too
+                                                             // gradient, too
         dropout_.apply(dropped, dy, path_, context);
         return inner_->backward_input(dropped, saved, context);
     }
@@ -121,7 +121,7 @@ private:
     Dropout dropout_;
 };
 
-// Wraps the parts whose output goes to the residual stream, whatever they are, in dropout.
+// Wraps every part whose output goes to the residual stream in dropout.
 inline void add_dropout(ModuleFactories& factories, const Dropout& dropout) {
     if (dropout.p == 0) return;
     factories.linear = [dropout, linear = factories.linear](

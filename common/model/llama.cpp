@@ -126,7 +126,7 @@ Llama::Llama(const LlamaConfig& config, const ModelOptions& options,
       options_(options),
       own_parameters_(shared ? nullptr : std::make_unique<ParameterList>()),
       parameters_(shared ? *shared : *own_parameters_) {
-    // A unit owns the parameters that were registered while it was built; a tied head also uses the
+    // A unit owns the parameters that were registered while it was built. A tied head also uses the
     // embedding's, if the list has it.
     auto close_unit = [this, registered = parameters_.size()](std::string name) mutable {
         Unit unit{std::move(name), {}, int(units_.size())};

@@ -36,7 +36,7 @@ struct Stage {
 // parallelism splits them.
 enum class LinearRole { column, row };
 
-// A part's place in the model. Factories can treat layers differently by it, e.g. make the first
+// A part's place in the model. By it, factories can treat layers differently, e.g. make the first
 // ones dense, or keep the first and the last one in bf16.
 struct ModulePath {
     static constexpr int64_t no_layer = -1;
@@ -47,10 +47,10 @@ struct ModulePath {
     std::string weight() const { return name + ".weight"; }  // the parameter's name
 };
 
-// The factories of the parts. A factory registers its part's parameters (with the slice this rank
-// holds) and returns the part. Each field has a default (default_factories); a chapter replaces
-// those it changes and may call the others. `linear` decides what a rank holds and sends, `gemm`
-// how it multiplies.
+// The factories of the parts. A factory registers its part's parameters (with the slice that this
+// rank holds) and returns the part. Each field has a default (default_factories); a chapter
+// replaces the fields it changes and may call the others. `linear` decides what a rank holds and
+// sends, `gemm` how it multiplies.
 struct ModuleFactories {
     int64_t heads, kv_heads;  // held by this rank
     // A linear's shape: its stacked parameters by name, with their global row counts (e.g. "q_proj"
@@ -76,9 +76,9 @@ struct ModuleFactories {
 };
 ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions& options);
 
-// The output head's weight: the embedding's if it is tied and in the list; otherwise a new one,
-// which `vocabulary_weight` describes, given its name. If the embedding and a tied head are on two
-// ranks, the gradients of both copies are also summed over the group "tied".
+// The output head's weight: the embedding's if it is tied and in the list, otherwise a new one.
+// `vocabulary_weight` describes the new one, given its name. If the embedding and a tied head are
+// on two ranks, the gradients of both copies are also summed over the group "tied".
 Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
                        const std::function<Parameter(const char*)>& vocabulary_weight);
 
@@ -105,7 +105,7 @@ public:
 private:
     Tensor attention(const Tensor& x, Saved& saved, Context& context);
     Tensor feed_forward(const Tensor& x, Saved& saved, Context& context);
-    // Whether this forward keeps only the layer's input.
+    // Whether this forward keeps only the layer's input, so that backward recomputes the rest.
     bool recomputes_later(const Context& context) const {
         return recompute_ == Recompute::full && context.training && !context.recomputing;
     }
@@ -124,7 +124,7 @@ private:
 // A schedule may split a unit's pass into segments and do other work between them.
 enum class Segment { whole, first, middle, last };
 
-// Runs a segment of a unit's pass under the unit's name in the trace. The unit's hooks run before
+// Runs a segment of a unit's pass, named after the unit in the trace. The unit's hooks run before
 // the first segment and after the last one.
 template <class Work>
 void run_unit(const Unit& unit, Pass pass, const Context& context, Work&& work,
@@ -146,23 +146,23 @@ public:
     // be built in the model's order, so that a tied head finds the embedding's weight there.
     Llama(const LlamaConfig& config, const ModelOptions& options, const ModuleFactories& factories,
           Stage stage, ParameterList* shared = nullptr);
-    // The whole model of default parts.
+    // A whole model, built of default parts.
     Llama(const LlamaConfig& config, const ModelOptions& options);
 
     ParameterList& parameters() { return parameters_; }  // if shared, those of all stages
     const std::vector<Unit>& units() const { return units_; }
 
-    // A micro-batch through a whole model: forward adds to batch.loss and keeps in `saved` what
-    // backward needs; backward adds to the gradients and empties it.
+    // Passes a micro-batch through a whole model. forward adds to batch.loss and keeps in `saved`
+    // what backward needs; backward adds to the gradients and empties `saved`.
     void forward(Context& batch, Saved& saved);
     void backward(Context& batch, Saved& saved);
 
-    // The same for a stage. x (B, T, h) is its input, or empty if it begins with the embedding.
-    // Returns its output (B, T, h), or an empty tensor if it ends with the head, which adds to
-    // context.loss.
+    // Passes a micro-batch through a stage. x (B, T, h) is the stage's input, or empty if the stage
+    // begins with the embedding. Returns its output (B, T, h), or an empty tensor if it ends with
+    // the head, which adds to context.loss.
     Tensor forward(Tensor x, Saved& saved, Context& context);
-    // dy is empty if the stage ends with the head; returns dx, or an empty tensor if it begins with
-    // the embedding.
+    // dy is empty if the stage ends with the head. Returns dx, or an empty tensor if the stage
+    // begins with the embedding.
     Tensor backward(Tensor dy, Saved& saved, Context& context,
                     WeightGradient when = WeightGradient::now);
     Tensor backward_input(Tensor dy, Saved& saved, Context& context) {
@@ -170,18 +170,18 @@ public:
     }
     void backward_weight(Saved& saved, Context& context);
 
-    // The same for one of units(), with its hooks, for a schedule that does other work between
-    // units.
+    // Passes a micro-batch through one of units(), with its hooks, for a schedule that does other
+    // work between units.
     Tensor forward_unit(const Unit& unit, Tensor x, Saved& saved, Context& context);
     Tensor backward_unit(const Unit& unit, Tensor dy, Saved& saved, Context& context,
                          WeightGradient when);
     void backward_weight_unit(const Unit& unit, Saved& saved, Context& context);
-    // The unit's layer, for a schedule that does other work within a layer: it runs the layer's
-    // segments with run_unit(), each with saved[unit.name]. nullptr: the embedding, or the final
-    // norm and head.
+    // The unit's layer, for a schedule that does other work within a layer: the schedule runs the
+    // layer's segments with run_unit(), each with saved[unit.name]. Returns nullptr for the
+    // embedding, and for the final norm with the head.
     Layer* layer(const Unit& unit) const;
 
-    // Logits (B, T, V): forward only; the model must end with the head. x (B, T, h): its input, if
+    // Logits (B, T, V). Forward only; the model must end with the head. x (B, T, h) is its input if
     // it does not begin with the embedding.
     Tensor logits(const Batch& batch, Hooks* hooks = nullptr, Tensor x = {});
 
@@ -190,7 +190,7 @@ private:
 
     LlamaConfig config_;
     ModelOptions options_;
-    std::unique_ptr<ParameterList> own_parameters_;  // empty: they are in a shared list
+    std::unique_ptr<ParameterList> own_parameters_;  // empty: a shared list has them
     ParameterList& parameters_;
     std::vector<Unit> units_;
     std::unique_ptr<Embedding> embedding_;

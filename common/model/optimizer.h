@@ -22,21 +22,21 @@ double learning_rate(const OptimizerOptions& options, int64_t step);
 
 class AdamW {
 public:
-    // Elements to update: a whole parameter, or the piece that this rank owns, which begins at the
-    // parameter's element `begin`.
+    // The elements to update: a whole parameter, or the piece that this rank owns, which begins at
+    // the parameter's element `begin`.
     struct Item {
         const Parameter* parameter;
         int64_t begin;
         Tensor value;
-        Tensor grad;  // none: the parameter's, at the time of the update
+        Tensor grad;  // empty: the parameter's gradient, at the time of the update
     };
     AdamW(std::vector<Item> items, const OptimizerOptions& options)
         : items_(std::move(items)), options_(options) {}
     AdamW(const ParameterList& parameters, const OptimizerOptions& options);
 
-    // One update. The first call allocates the states (so the first step of a run has a different
-    // memory profile than the rest). If the items' values are on the host (Memory::host), so are
-    // the states and the norm, and the host computes the update.
+    // Makes one update. The first call allocates the states, so the first step of a run has a
+    // different memory profile than the rest. If the items' values are on the host (Memory::host),
+    // so are the states and the norm, and the host computes the update.
     void step(double lr, const Tensor& squared_norm);
     int64_t steps_done() const { return steps_; }
 

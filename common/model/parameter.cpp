@@ -62,7 +62,7 @@ void ParameterList::allocate_grads(DType dtype, std::shared_ptr<Allocator> from)
     flat_grads_ = Tensor::zeros({local_numel()}, dtype, Memory::gradient, std::move(from));
     bind(flat_grads_, &Parameter::grad);
     for (const auto& p : list_)
-        p->contributions = p->missing = p->uses;  // all of them are added to the zeros
+        p->contributions = p->missing = p->uses;  // all of them are added to zeros
 }
 
 void ParameterList::begin_gradients(int64_t micro_batches) {

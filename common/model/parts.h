@@ -1,5 +1,5 @@
 // The parts of a layer, each with its forward and its backward written out. There is no autograd:
-// `Saved` holds what a part keeps for its backward, and that is the activation memory.
+// `Saved` holds the tensors that a part keeps for its backward, and they are the activation memory.
 //
 // Every part follows one scheme (x: input, y: output, dy: gradient of y):
 //   forward(x, saved)          returns y; puts into `saved` what the backward will need
@@ -8,8 +8,9 @@
 //   backward_weight(saved)     adds the weight gradients in place; needs no dy, frees what is left
 //   backward(dy, saved, when)  returns dx; computes each linear's weight gradient right after its
 //                              dx (now), or not yet (later)
-// A technique changes a part by deriving from it and passing a factory to the model (Parts). Parts
-// nest, e.g. a tensor-parallel linear is communication around an inner Linear.
+// A technique changes a part by deriving from it and passing a factory to the model
+// (ModuleFactories). Parts nest, e.g. a tensor-parallel linear is communication around an inner
+// Linear.
 #pragma once
 
 #include <any>
@@ -26,9 +27,10 @@
 
 namespace ultrascale {
 
-// What forward keeps for backward: tensors by name, and at most one object of the part's own type;
-// a part's children keep theirs in saved["child"]. As nothing is kept in the parts, any number of
-// micro-batches can be in flight, and whoever frees a Saved frees all that its forward kept.
+// The tensors, by name, that forward keeps for backward, and at most one object of the part's own
+// type; a part's children keep theirs in saved["child"]. As nothing is kept in the parts, any
+// number of micro-batches can be in flight, and whoever frees a Saved frees all that its forward
+// kept.
 class Saved {
 public:
     void keep(const std::string& name, Tensor t) {
@@ -38,9 +40,9 @@ public:
     bool has(const std::string& name) const { return tensors_.contains(name); }
     const Tensor& get(const std::string& name) const { return tensors_.at(name); }
     Tensor take(const std::string& name);  // returns and removes it
-    // for a tensor that backward can compute again
+    // Drops a tensor that backward can compute again.
     void drop(const std::string& name) { tensors_.erase(name); }
-    // What no tensor says, such as how many rows went to which rank.
+    // Keeps information that is not in a tensor, such as how many rows went to which rank.
     void keep_object(std::any object) {
         if (enabled_) object_ = std::move(object);
     }
@@ -49,7 +51,7 @@ public:
         return std::any_cast<Object>(take_any());
     }
     Saved& operator[](const std::string& child);
-    // From here on it and its children keep nothing: for validation, or a forward that will be
+    // From now on it and its children keep nothing: for validation, or for a forward that will be
     // recomputed.
     void disable();
     // Calls visit(path, tensor) for every tensor kept by name, e.g. "layers.0/qkv_proj/x".
@@ -75,25 +77,25 @@ struct Unit {
     std::vector<Parameter*> parameters;
     int index;                      // position in this process's model
     bool reads_in_backward = true;  // backward reads the values; not an embedding's
-    // forward already adds to gradients (a head with its loss in chunks)
+    // Whether forward already adds to gradients, as a head with its loss in chunks does.
     bool gradients_in_forward = false;
 };
 
-// Called around each unit's passes. Data parallelism and ZeRO are implemented as hooks. A unit's
-// values must be in place when before() returns, and for a pass that adds to its gradients, these
-// too.
+// Called around each unit's passes. Data parallelism and ZeRO are implemented as hooks. When
+// before() returns, a unit's values must be in place, and so must its gradients if the pass adds to
+// them.
 struct Context;
 class Hooks {
 public:
     virtual ~Hooks() = default;
     virtual void before(const Unit&, Pass, const Context&) {}
     virtual void after(const Unit&, Pass, const Context&) {}
-    // Called after the last of the contributions that begin_gradients() has announced. They are
-    // counted, so this works for every order of passes: with a split backward a norm contributes in
-    // backward-input and a linear in backward-weight, and a tied weight's last contribution may
-    // come from the head or from the embedding.
+    // Called after the last of the contributions that begin_gradients() has announced.
+    // Contributions are counted, so this works for every order of passes: with a split backward a
+    // norm contributes in backward-input and a linear in backward-weight, and a tied weight's last
+    // contribution may come from the head or from the embedding.
     virtual void gradient_complete(Parameter&, const Context&) {}
-    // After the forward of a whole model: what its backward will need.
+    // Called after the forward of a whole model, with the tensors that its backward will need.
     virtual void forward_done(const Saved&, const Context&) {}
 };
 
@@ -105,21 +107,21 @@ struct Context {
     Tensor loss = {};  // (1) fp64; the head adds to it
     int micro_batch = 0;
     bool training = true;      // false: forward only; nothing is kept, no gradients
-    bool as_trained = false;   // such a forward has the training's dropout
+    bool as_trained = false;   // a forward without training uses dropout nevertheless
     bool recomputing = false;  // a layer's forward runs again inside its backward
     Hooks* hooks = nullptr;
     bool drops() const { return training || as_trained; }
-    // Every use of a parameter calls this once per micro-batch, when it has added its contribution;
-    // so does a use with nothing to contribute (an expert without tokens).
+    // Every use of a parameter calls this once per micro-batch when it has added its contribution;
+    // a use with nothing to contribute (an expert without tokens) calls it, too.
     void contributed(Parameter& parameter) const;
 };
 
 enum class WeightGradient { now, later };
 
-// y = x W^T (+ residual); several parameters stacked by rows share one GEMM (q, k, v; gate, up). It
+// y = x W^T (+ residual). Several parameters stacked by rows share one GEMM (q, k, v; gate, up). It
 // keeps its input as "x" and its output's gradient as "dy", one row per token, and nothing else of
 // that size. A linear that wraps another one may replace them by this rank's shard until
-// backward_weight needs them whole, and whoever can compute x again may drop it and put it back
+// backward_weight needs them whole, and a part that can compute x again may drop it and put it back
 // later.
 class Linear {
 public:
@@ -131,8 +133,8 @@ public:
     virtual void backward_weight(Saved& saved, Context& context);
     virtual Tensor backward(const Tensor& dy, Saved& saved, Context& context, WeightGradient when);
 
-    // The products alone, of which the functions above consist, for a linear that wraps this one
-    // and communicates before, after or between them. Nothing is kept, and the result may be some
+    // The products alone, which the functions above call. A linear that wraps this one uses them
+    // and communicates before, after or between them. They keep nothing, and the result may be some
     // rows of a larger tensor.
     virtual void multiply(Tensor y, const Tensor& x,
                           const Tensor& residual = {});           // y = x W^T (+ residual)
@@ -164,12 +166,12 @@ protected:
     std::string name_;  // in the trace
 };
 
-// The norm of each head of q and k before RoPE (Qwen 3), on qkv (B, T, (H + 2K) D); v stays.
+// RMSNorm of each head of q and k before RoPE (Qwen 3), on qkv (B, T, (H + 2K) D). v is unchanged.
 class HeadNorms {
 public:
     HeadNorms(Parameter* q, Parameter* k, float eps) : q_(q), k_(k), eps_(eps) {}
     virtual ~HeadNorms() = default;
-    // heads = H + K; keeps qkv as it came
+    // heads = H + K. Keeps its input qkv.
     virtual Tensor forward(const Tensor& qkv, int64_t heads, Saved& saved, Context& context);
     virtual void backward(Tensor dqkv, Saved& saved, Context& context);  // in place
 
@@ -199,8 +201,8 @@ public:
     Gradients backward(const Tensor& dout, Saved& saved, Context& context) override;
 };
 
-// Holds the T x T probabilities in memory: kept for backward, or computed again there (selective
-// recomputation).
+// Holds the T x T probabilities in memory. They are kept for backward, or computed again there
+// (selective recomputation).
 class NaiveAttention : public AttentionCore {
 public:
     explicit NaiveAttention(bool recompute) : recompute_(recompute) {}
@@ -223,9 +225,9 @@ public:
     virtual void backward_weight(Saved& saved, Context& context) = 0;
 };
 
-// Keeps gate and up only. The SwiGLU output, which down's weight gradient needs, is computed again
-// in backward, where gate and up are read anyway. This saves F of 3 F kept elements per token for
-// one more write.
+// Keeps only gate and up. Backward, which reads them anyway, computes the SwiGLU output again,
+// because down's weight gradient needs it. This saves F of 3 F kept elements per token for one more
+// write.
 class SwiGLU : public FeedForward {
 public:
     SwiGLU(std::unique_ptr<Linear> gate_up, std::unique_ptr<Linear> down)
@@ -236,7 +238,7 @@ public:
     void backward_weight(Saved& saved, Context& context) override;
 
 protected:
-    // dgate_up, and da overwritten with a, which forward did not keep.
+    // Computes dgate_up, and overwrites da with a, which forward did not keep.
     virtual void gradient(Tensor dgate_up, Tensor da, const Tensor& gate_up);
     std::unique_ptr<Linear> gate_up_, down_;
 };
@@ -253,7 +255,7 @@ protected:
     Parameter* weight_;
 };
 
-// Stores a layer's input, all that full recomputation keeps.
+// Stores a layer's input, which is all that full recomputation keeps.
 class Checkpoint {
 public:
     virtual ~Checkpoint() = default;
@@ -261,10 +263,10 @@ public:
     virtual Tensor take(Saved& saved, Context& context);
 };
 
-// The output head with the loss: logits = x W^T, cross-entropy summed into context.loss. With chunk
-// = 0 the logits of the whole micro-batch exist at once, and backward computes the gradients. With
-// chunk > 0 forward processes the tokens in chunks and computes each chunk's dx and weight gradient
-// immediately, so that only chunk x V logits ever exist.
+// The output head with the loss: logits = x W^T, and the cross-entropy is summed into context.loss.
+// With chunk = 0 the logits of the whole micro-batch exist at once, and backward computes the
+// gradients. With chunk > 0 forward processes the tokens in chunks and computes each chunk's dx and
+// weight gradient immediately, so that only chunk x V logits ever exist.
 class Head {
 public:
     Head(Parameter* weight, int64_t chunk) : weight_(weight), chunk_(chunk) {}
@@ -276,12 +278,12 @@ public:
     virtual Tensor backward(Saved& saved, Context& context, WeightGradient when);
 
 protected:
-    // Adds the loss of some tokens (n) to context.loss; in training their logits (n, V) are
-    // overwritten with their gradient.
+    // Adds the loss of some tokens (n) to context.loss. In training it overwrites their logits (n,
+    // V) with their gradient.
     virtual void loss(Tensor logits, const Tensor& targets, Context& context) const;
-    // The products alone, of which the functions above consist, for a head that multiplies in
-    // another way. With chunks of tokens, each is called once for every chunk. The first gradient
-    // may keep something for the second one, which comes later.
+    // The products alone, which the functions above call, for a head that multiplies in another
+    // way. With chunks of tokens, each is called once for every chunk. The first gradient's
+    // function may keep something for the second's, which is called later.
     virtual Tensor local_logits(const Tensor& x) const;  // x W^T
     virtual void input_gradient(Tensor dx, const Tensor& dlogits,
                                 Saved& saved) const;  // dx = dlogits W

@@ -1,4 +1,4 @@
-// The attention cores. q, o and their gradients are (B, T, H, D); k, v and theirs (B, T, K, D).
+// The attention cores. q, o and their gradients are (B, T, H, D); k, v and theirs are (B, T, K, D).
 #include "activation.h"
 #include "core/trace.h"
 #include "parts.h"

@@ -66,11 +66,11 @@ TokenFile::TokenFile(const std::string& path, int64_t vocab) : file_(path), voca
         read(i, std::min(count_ - i, int64_t(some.size())), some.data());
 }
 
-// A file of uint32 tokens that is read as uint16 has a 0 after every token.
+// If a file of uint32 tokens is read as uint16, every token is followed by a 0.
 void TokenFile::refuse_wider_tokens() const {
     const int64_t bytes = file_.size(), looked_at = std::min<int64_t>(bytes, 1 << 20) / 4 * 4;
     bool wider = bytes % 4 == 0 && bytes >= 64;
-    int64_t others = 0;  // not 0: a file of zeros tells nothing
+    int64_t others = 0;  // other than 0: a file of zeros proves nothing
     for (int64_t at = 0; wider && at < looked_at; at += 4) {
         const unsigned char* token = file_.data() + at;
         wider = token[2] == 0 && token[3] == 0;

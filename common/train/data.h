@@ -5,9 +5,9 @@
 //                    int32 {magic, version, number of tokens, 0, ...}: 20240520, 1: uint16;
 //                    20240801, 7: uint32
 //   any other name   text: its bytes are the tokens
-// Sample k is tokens[k*S .. k*S+S], k modulo the number of samples (n - 1) / S: inputs are the
-// first S, targets the last S. Step s uses samples s*G .. s*G+G-1 for a global batch of G,
-// independent of the layout of ranks. All errors are UserErrors of one line.
+// Sample k is tokens[k*S .. k*S+S], with k modulo the number of samples (n - 1) / S. Its inputs are
+// the first S tokens, its targets the last S. For a global batch of G, step s uses samples s*G ..
+// s*G+G-1, whatever the layout of ranks. All errors are UserErrors of one line.
 #pragma once
 
 #include <cstdint>
@@ -55,8 +55,8 @@ private:
     int half_bits_ = 1;
 };
 
-// Each sample before sample `until` is read as several shorter sequences of `length` tokens;
-// `length` divides the length of a sample.
+// Each sample before sample `until` is read as several shorter sequences of `length` tokens, which
+// must divide the length of a sample.
 struct SamplesCut {
     int64_t until, length;
 };
@@ -70,21 +70,22 @@ struct DataOptions {
     // separately.
     std::optional<int64_t> document_token;
     std::optional<int64_t> ignore_token;  // targets equal to it are ignored, e.g. padding
-    std::vector<SamplesCut> cuts = {};    // in order; a batch must be on one side of each
+    std::vector<SamplesCut> cuts = {};    // in order; a batch must lie on one side of each cut
 };
 
 class DataLoader {
 public:
     DataLoader(const TokenFile& file, const DataOptions& options);  // keeps a reference to the file
     int64_t samples() const { return samples_; }
-    // (count, seq); with cuts (count * seq / length, length), the same tokens in the same order.
+    // Shape (count, seq); with cuts (count * seq / length, length), the same tokens in the same
+    // order.
     HostBatch batch(int64_t first_sample, int64_t count) const;
-    // The number of targets over which a step's loss is the mean: what batch(...).counted_targets
-    // would be.
+    // The number of targets over which a step's loss is the mean: it equals
+    // batch(...).counted_targets.
     int64_t counted_targets(int64_t first_sample, int64_t count) const;
 
 private:
-    int64_t length_of(int64_t sample) const;  // of the sequences that it is read as
+    int64_t length_of(int64_t sample) const;  // of the sequences into which it is cut
     int64_t shuffled(int64_t sample) const;
     bool ignored(int32_t target) const;
 

@@ -17,7 +17,7 @@
 
 namespace ultrascale {
 
-// Those of these numbers that are not finite: "loss nan, gradient norm inf"; empty: none.
+// Names the numbers that are not finite: "loss nan, gradient norm inf". Empty if all are finite.
 inline std::string not_finite(const std::vector<std::pair<const char*, double>>& numbers) {
     std::string found;
     for (const auto& [name, value] : numbers)
@@ -27,7 +27,7 @@ inline std::string not_finite(const std::vector<std::pair<const char*, double>>&
     return found;
 }
 
-// Whether all numbers of all ranks' parts are finite. All ranks call it; the host waits for the
+// Whether all numbers of all ranks' parts are finite. All ranks call it, and the host waits for the
 // device. Nothing is counted or recorded.
 inline bool all_finite(const std::vector<TensorPart>& parts) {
     const Untraced unrecorded;

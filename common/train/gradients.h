@@ -1,7 +1,6 @@
-// The gradients between the backward and the update, the plain way: they are summed over the ranks
-// that contributed to them, and squared for their norm (updater.h). 01_data_parallel overlaps the
-// sums with the backward. Both steps read which ranks hold what from the parameters' descriptions
-// (parameter.h, mesh.h).
+// The plain way from the backward to the update: gradients are summed over the ranks that
+// contributed to them, and squared for their norm (updater.h). 01_data_parallel overlaps the sums
+// with the backward. The parameters' descriptions say which ranks hold what (parameter.h, mesh.h).
 #pragma once
 
 #include "replica_groups.h"
@@ -12,14 +11,14 @@ namespace ultrascale {
 // all-reduce per parameter, then over the groups in replica_groups. All ranks of the mesh call
 // it. Fails check() if a contribution is missing.
 void sum_gradients(const ParameterList& parameters, const Mesh& mesh);
-// The second half: the sums over replica_groups. It comes last even if the first half was
-// overlapped with the backward, so that ranks with different parameters make their calls in the
-// same order.
+// The second half of sum_gradients: the sums over replica_groups. It comes last even if the first
+// half was overlapped with the backward, so that ranks with different parameters make their calls
+// in the same order.
 void sum_over_replica_groups(const ParameterList& parameters, const Mesh& mesh);
 
-// Both return a sum of squares, (1) fp64 on the device: the first one that of tensors of one dtype,
-// the second one that of the gradients which this rank holds. With a mesh, it leaves out those that
-// another rank counts (replica_groups.h).
+// Both return a sum of squares, (1) fp64 on the device. sum_of_squares() takes tensors of one
+// dtype; squared_gradient_norm() takes the gradients that this rank holds. With a mesh, it leaves
+// out those that another rank counts (replica_groups.h).
 Tensor sum_of_squares(const std::vector<Tensor>& tensors);
 Tensor squared_gradient_norm(const ParameterList& parameters, const Mesh* mesh = nullptr);
 

@@ -11,11 +11,11 @@ namespace ultrascale {
 // The ranks over which a parameter's gradient is summed, apart from its replica_groups: the data
 // axes along which it is not split.
 const Communicator& data_group(const Mesh& mesh, const Parameter& parameter);
-// Whether this rank includes the parameter in sums over mesh.norm_group(). Of ranks that hold
-// copies only the first one does.
+// Whether this rank includes the parameter in sums over mesh.norm_group(). If several ranks hold
+// copies, only the first one does.
 bool counts(const Mesh& mesh, const Parameter& parameter);
-// The same for ZeRO, where the ranks of data_group() hold different shards instead of copies: each
-// of these ranks includes its shard.
+// Answers the same for ZeRO, where the ranks of data_group() hold different shards instead of
+// copies, and each of them includes its shard.
 bool counts_shards(const Mesh& mesh, const Parameter& parameter);
 
 }  // namespace ultrascale

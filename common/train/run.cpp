@@ -46,7 +46,7 @@ Run::Run(std::string chapter, const Options& options, const StepShape& shape,
 void Run::start(TrainingSetup what) {
     what_ = std::move(what);
     state_.options = options_.training_texts;
-    // Defaults of this program that others do not share.
+    // Defaults of this program that other programs do not share.
     state_.options["--micro-batch"] = fmt::format("{}", options_.micro_batch);
     state_.options["--grad-accum"] = fmt::format("{}", options_.grad_accum);
     for (const auto& [name, text] : what_.options) state_.options[name] = text;
@@ -82,7 +82,7 @@ void Run::start(TrainingSetup what) {
     }
     what_.updater->on_gradient = [this] {
         Updater& updater = *what_.updater;
-        // With --verify the first gradient is compared that has not overflowed.
+        // --verify compares the first gradient that has not overflowed.
         if (verifier_ && !gradient_seen_ && !updater.overflowed()) {
             gradient_seen_ = true;
             phase("verification", [&] { verifier_->gradient(updater.gradients()); });
@@ -127,8 +127,8 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     if (begun_ - done_ == 1) span_.reset();
     const int64_t tokens = step.sequences * shape_.seq;
     state_ = after_step(state_, options_, file_, step.sequences, shape_.seq);
-    // A step that has begun before the previous one was finished takes as long as from that one's
-    // end.
+    // If a step began before the previous one was finished, its time counts from the end of that
+    // one.
     const double now = now_seconds(), since = std::max(begun.at, std::exchange(finished_at_, now));
     StepRecord record{state_.step,        loss,        std::sqrt(squared_norm),
                       step.learning_rate, now - since, tokens};
@@ -162,7 +162,7 @@ void Run::stop_unless_finite() {
                     Exit::not_finite);
 }
 
-// They first wait for what the last update has left under way.
+// These functions first wait until the last update has finished.
 std::vector<TensorPart> Run::values() {
     what_.updater->finish();
     return what_.updater->values();

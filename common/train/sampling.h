@@ -63,7 +63,6 @@ inline std::string bytes_to_text(const std::vector<int32_t>& tokens) {
     return text;
 }
 
-// Prints the text of --sample.
 inline void print_sample(const NextToken& next, const Options& options, int64_t window) {
     std::vector<int32_t> prompt;
     for (unsigned char c : options.prompt) prompt.push_back(c);

@@ -34,7 +34,7 @@ bool Saves::after_step(int64_t step) {
 
 bool Saves::at_end(int64_t step) {
     if (options_.save.empty()) return true;
-    if (options_.steps > 0 && !finite_()) return false;  // without a step it is a copy
+    if (options_.steps > 0 && !finite_()) return false;  // without a step it only copies
     write_(options_.save);
     if (Communicator::world().rank() == 0) remove_ahead_of(options_.save, step);
     print(fmt::format("\nsaved to {} after step {}", options_.save, step));

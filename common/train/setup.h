@@ -19,7 +19,7 @@ inline void load_or_initialize(const Options& options, ParameterList& parameters
         load_parameters(options.load, parameters);
 }
 
-// The same for the pieces that this rank holds.
+// Does the same for the pieces that this rank holds.
 inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>& items) {
     std::vector<TensorPart> parts;
     for (const AdamW::Item& item : items)
@@ -29,8 +29,8 @@ inline void load_or_draw(const Options& options, const std::vector<AdamW::Item>&
         draw(*item.parameter, item.begin, item.value, options.seed);
 }
 
-// What a checkpoint contains in addition to the weights: the states of the optimizers (one, or one
-// per shard), and the model's buffers.
+// The tensors that a checkpoint contains in addition to the weights: the states of the optimizers
+// (one, or one per shard), and the model's buffers.
 inline std::vector<TensorPart> states_of(std::span<AdamW> optimizers, const ParameterList& model) {
     std::vector<TensorPart> states;
     for (AdamW& optimizer : optimizers)
@@ -60,10 +60,10 @@ inline TrainingState resume_or_start(const Options& options,
                    options.seq, options.load, format_count(state.seq, "token"));
     return state;
 }
-// The same with the optimizers' states and the model's buffers.
+// Does the same with the optimizers' states and the model's buffers.
 inline TrainingState resume_or_start(const Options& options, std::span<AdamW> optimizers,
                                      const ParameterList& model) {
-    std::vector<TensorPart> states;  // a new run makes them in its first step
+    std::vector<TensorPart> states;  // a new run creates them in its first step
     if (!options.load.empty() && has_training_state(options.load))
         states = states_of(optimizers, model);
     const TrainingState state = resume_or_start(options, states);
@@ -72,7 +72,7 @@ inline TrainingState resume_or_start(const Options& options, std::span<AdamW> op
     return state;
 }
 
-// The training state after one more step, of `sequences` sequences of `seq` tokens from `file`.
+// The training state after one more step of `sequences` sequences of `seq` tokens from `file`.
 inline TrainingState after_step(const TrainingState& state, const Options& options,
                                 const TokenFile& file, int64_t sequences, int64_t seq) {
     return {.step = state.step + 1,
@@ -87,9 +87,9 @@ inline TrainingState after_step(const TrainingState& state, const Options& optio
             .options = state.options};
 }
 
-// The header's description of the data: "built-in text: 117786 tokens, 920 samples". For a resumed
-// run whose data differ from what it has read so far, another line says so. UserError if --data was
-// not given, but the file has changed.
+// The header's description of the data: "built-in text: 117786 tokens, 920 samples". If a resumed
+// run's data differ from the data it has read so far, another line says so. Throws UserError if
+// --data was not given, but the file has changed.
 inline std::string describe_data(const Options& options, const TokenFile& file,
                                  const DataLoader& loader, const TrainingState& start) {
     const auto called = [](const std::string& data) {
@@ -116,7 +116,7 @@ inline std::string describe_data(const Options& options, const TokenFile& file,
                                    : fmt::format("{} tokens, other data", start.data_tokens));
 }
 
-// The learning rate of `step` in a run that started at `first_step`: the cosine ends at --lr-steps,
+// The learning rate of `step` in a run that started at `first_step`. The cosine ends at --lr-steps,
 // or else at the end of the run.
 inline double learning_rate_of(const Options& options, int64_t first_step, int64_t step) {
     OptimizerOptions schedule = options.optimizer;

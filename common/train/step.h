@@ -31,21 +31,21 @@ namespace ultrascale {
 // The value of a (1) fp64 tensor; the host waits for it.
 inline double scalar(const Tensor& t) { return t.to_host<double>()[0]; }
 
-// Over which targets the loss is averaged. batch: all those of the step's batch. own_samples: those
+// The targets over which the loss is averaged. batch: those of the step's batch. own_samples: those
 // of this rank's samples, for a rank that trains independently of the others. micro_batch: those of
-// each micro-batch, whose mean has the wrong weight if micro-batches ignore different numbers of
+// each micro-batch; the mean then has the wrong weight if micro-batches ignore different numbers of
 // targets.
 enum class MeanOver { batch, own_samples, micro_batch };
 
 // The samples of this rank. `count` groups of ranks take different samples (data parallelism); the
-// ranks of a group, which share a model's work, take the same. Micro-batch m of replica r begins at
-// the step's sample (m * count + r) * micro_batch.
+// ranks of a group, which share a model's work, take the same samples. Micro-batch m of replica r
+// begins at the step's sample (m * count + r) * micro_batch.
 struct DataSlice {
     int64_t micro_batch;  // sequences
     int64_t count = 1, replica = 0;
     MeanOver mean = MeanOver::batch;
-    // This rank's part of each sequence if a group's ranks split sequences (context parallelism).
-    // Empty: all of it.
+    // Returns this rank's part of each sequence, if a group's ranks split sequences (context
+    // parallelism). Empty: this rank takes whole sequences.
     std::function<HostBatch(const HostBatch&)> part = {};
 };
 
@@ -61,8 +61,8 @@ private:
 
 class Step {
 public:
-    // A step of `sequences` sequences from `first_sample` on. UserError if all its targets are
-    // ignored.
+    // A step of `sequences` sequences from `first_sample` on. Throws UserError if all its targets
+    // are ignored.
     Step(const DataLoader& loader, const DataSlice& slice, int64_t number, int64_t first_sample,
          int64_t sequences);
 
@@ -70,13 +70,13 @@ public:
     const int64_t sequences;    // over all ranks
     const int64_t accumulated;  // micro-batches per rank
     double learning_rate = 0;
-    bool first = true;      // of this process
+    bool first = true;      // of this process's steps
     bool skipped = false;   // its gradient overflowed, and nothing was updated
     std::string note = {};  // for the step's line of progress: "seq 128"
     const Tensor loss;      // (1) fp64, to which this rank's micro-batches add
 
-    // The micro-batches, one after the other. The technique's hooks are called in this order, and
-    // after them those of the laboratory (watch); nullptr: none.
+    // The micro-batches, one after the other. The technique's hooks are called in this order,
+    // followed by those of the laboratory (watch); nullptr: no hook.
     struct MicroBatches;
     MicroBatches micro_batches(std::initializer_list<Hooks*> hooks = {});
     // For a schedule with several micro-batches in flight: sets the same hooks, and returns
@@ -84,17 +84,17 @@ public:
     void call_hooks(std::initializer_list<Hooks*> hooks);
     Context micro_batch(int64_t m);
 
-    // Adds up the loss of the ranks that saw other tokens, or parts of the same ones.
+    // Sums the loss over the ranks that saw other tokens, or other parts of the same sequences.
     void sum_loss(const Communicator& ranks);
-    // Call it at the end, when `loss` and the squared norm are those of the whole step. The host
+    // Called at the end, when `loss` and the squared norm are those of the whole step. The host
     // waits for the device. Returns the squared norm.
     double finish(const Tensor& squared_norm);
-    void finish(double loss, double squared_norm);  // the same with values that are on the host
-    // Of a finished step that was not skipped, what was not finite: "loss nan, gradient norm inf";
-    // empty if both were.
+    void finish(double loss, double squared_norm);  // for values that are on the host
+    // Names what was not finite in a finished step that was not skipped: "loss nan, gradient norm
+    // inf". Empty if both were finite.
     const std::string& not_finite() const { return not_finite_; }
 
-    std::vector<Hooks*> watch = {};  // of the laboratory: they change no number
+    std::vector<Hooks*> watch = {};  // the laboratory's hooks, which change no number
     std::function<void(double loss, double squared_norm)> on_finish = {};
 
 private:

@@ -1,5 +1,5 @@
-// An updater computes new weights from a step's gradients. Every technique that does this in a way
-// of its own derives from Updater: ZeRO's stages (02), mixed precision (08) and the buckets of 09.
+// An updater computes new weights from a step's gradients. Every technique with its own way of
+// doing so derives from Updater: ZeRO's stages (02), mixed precision (08) and the buckets of 09.
 // PlainUpdater below applies AdamW to all that a rank holds.
 #pragma once
 
@@ -17,23 +17,23 @@ namespace ultrascale {
 class Updater : public Hooks {
 public:
     // Gives the parameters their first values, from --load or --seed. Returns the state from which
-    // training goes on.
+    // training continues.
     virtual TrainingState start() = 0;
     virtual void begin_step(int64_t micro_batches) = 0;
     virtual void begin_micro_batch(int64_t /*micro_batch*/, bool /*last*/) {}
     virtual void end_micro_batch() {}
     // The sum of squares of the whole model's gradient, each element counted once: (1) fp64 on the
-    // device. As the gradient is final when this is called, it also calls on_gradient.
+    // device. The gradient is final when this is called, so it also calls on_gradient.
     Tensor squared_norm();
-    // New weights at this learning rate, from the gradient clipped by its norm.
+    // Updates the weights at this learning rate, from the gradient clipped by its norm.
     void step(double lr, const Tensor& squared_norm);
-    virtual void finish() {}  // waits for what is under way, before other code reads parameters
+    virtual void finish() {}  // waits for unfinished work, before other code reads parameters
 
-    // What this rank holds: to verify and to save.
+    // The parts that this rank holds, for verification and for saving.
     virtual std::vector<TensorPart> gradients() = 0;
     virtual std::vector<TensorPart> values() = 0;
-    virtual std::vector<TensorPart> states() = 0;  // what else a resumed run needs
-    // Whether the gradient overflowed, so that the update changes nothing.
+    virtual std::vector<TensorPart> states() = 0;  // further state that a resumed run needs
+    // Whether the gradient overflowed; the update then changes nothing.
     virtual bool overflowed() const { return false; }
 
     std::function<void()> on_gradient = {};
@@ -45,12 +45,12 @@ protected:
     virtual const Communicator* norm_group() const { return nullptr; }  // whose parts are added
 };
 
-// AdamW on all parameters that this rank holds. Which ranks hold what it reads from the parameters'
-// descriptions (model/parameter.h).
+// AdamW on all parameters that this rank holds. It learns from the parameters' descriptions which
+// ranks hold what (model/parameter.h).
 class PlainUpdater : public Updater {
 public:
-    // The parameters have storage before start() is called. Without a mesh each rank has all of
-    // the model. Keeps references.
+    // The parameters must have storage before start() is called. Without a mesh each rank has the
+    // whole model. Keeps references.
     PlainUpdater(ParameterList& parameters, const Options& options, const Mesh* mesh = nullptr)
         : parameters_(parameters), options_(options), mesh_(mesh) {}
 

@@ -1,9 +1,9 @@
-// Validation: the loss on text that is not trained on.
+// Validation: the loss on text on which the model is not trained.
 //
 // While the model learns, the loss on its training samples falls; when it starts to memorise them
-// (overfitting), the loss on other samples rises again. --val-data names such samples, and
-// --val-every says how often to measure. It runs forward only and does not change a bit of the
-// training.
+// (overfitting), the loss on other samples rises again. --val-data names a file of such samples,
+// and --val-every says how often to measure. Validation runs forward only and does not change a bit
+// of the training.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace ultrascale {
 
-// Sums instead of a mean, so that ranks with different samples can add theirs up.
+// Sums instead of a mean, so that ranks with different samples can add up theirs.
 struct LossSum {
     double sum = 0;
     int64_t targets = 0;  // number of counted targets
@@ -54,8 +54,8 @@ inline LossSum validation_loss(const std::function<void(Context&)>& forward,
 // steps after which it is used.
 class Validation {
 public:
-    // `data`: the training's options, so that the same targets count. (Even if shuffled, the first
-    // samples() samples are all samples.)
+    // `data` are the training's options, so that the same targets count. (Even if shuffled, the
+    // first samples() samples are all samples.)
     Validation(const Options& options, int64_t vocab, const DataOptions& data)
         : file_(options.val_data, vocab), loader_(file_, data), options_(options) {
         if (loader_.counted_targets(0, loader_.samples()) == 0)
@@ -63,7 +63,7 @@ public:
     }
     bool due(int64_t step, bool last) const { return last || step % options_.val_every == 0; }
     const DataLoader& loader() const { return loader_; }
-    // Without a `part` every rank computes all samples.
+    // Without a `part`, every rank computes all samples.
     double loss(const std::function<void(Context&)>& forward,
                 const Communicator* loss_group = nullptr,
                 const std::function<HostBatch(const HostBatch&)>& part = {}) {

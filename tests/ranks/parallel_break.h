@@ -99,8 +99,7 @@ Checks train_accumulated(bool every_time, Arguments... arguments) {
     add_sums(once, sync, parameters, mesh, DType::fp32);
     technique.predicted += once.times(every_time ? A : 1);
     if (every_time) technique.predicted.memory.gradients *= 2;
-    if (world().size() > 1)  // the loss
-        technique.predicted.communication.add(world(), Collective::all_reduce, 1, 8);
+    technique.predicted.communication.add_scalar_sum(world());  // the loss
     technique.begin_step = [&] { sums.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t) { begin_micro_batch(sync, parameters); };
     technique.end_micro_batch = [&](int64_t) { sums.end_micro_batch(); };

@@ -105,8 +105,8 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
     const Parameter& tied = *parameters.find("model.embed_tokens.weight");
     step_prediction.communication.add(s.mesh.group("tied"), Collective::all_reduce, 1,
                                       tied.grad.bytes());
-    step_prediction.communication.add(s.mesh.norm_group(), Collective::all_reduce, 1, 8);
-    step_prediction.communication.add(s.world, Collective::all_reduce, 1, 8);  // the loss
+    step_prediction.communication.add_scalar_sum(s.mesh.norm_group());
+    step_prediction.communication.add_scalar_sum(s.world);  // the loss
     return checks_of(run, step_prediction.communication);
 }
 

@@ -161,9 +161,9 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
         experts.end_step();
         step->finish(squared);
     }
-    PredictedCommunication sent;                    // in a step; then for the experts, in all
-    sent.add(world, Collective::all_reduce, 1, 8);  // the loss
-    sent.add(mesh.norm_group(), Collective::all_reduce, 1, 8);  // the norm
+    PredictedCommunication sent;             // in a step; then for the experts, in all
+    sent.add_scalar_sum(world);              // the loss
+    sent.add_scalar_sum(mesh.norm_group());  // the norm
     add_loads(sent, chosen, experts.balance(), experts.all());
     const Communicator* former = nullptr;
     for (const auto& p : parameters) {

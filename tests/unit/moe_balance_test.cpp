@@ -69,7 +69,7 @@ TEST(MoeBalance, EqualLoadsHaveNoGradient) {
         for (const auto score : {ops::RouterScore::softmax, ops::RouterScore::sigmoid})
             for (const std::vector<int32_t>* chosen : {&even, &uneven}) {
                 config.experts.router.score = score;
-                LoadBalance balance(config, {.aux = aux, .aux_coefficient = 1}, 1, 1);
+                LoadBalance balance(config, {.aux = aux, .aux_coefficient = 1}, 1);
                 balance.begin_step();
                 const Tensor logits = random_tensor({N, E}, DType::fp32, 90),
                              scores = poisoned({N, E}, DType::fp32),

@@ -1,4 +1,4 @@
-// The orders that TaskOrder leaves open, as an integer program in the LP format of CPLEX, which all
+// The orders that TaskOrder leaves open, as an integer program in CPLEX's LP format, which all
 // solvers read.
 //
 //     minimize step
@@ -8,9 +8,9 @@
 //     s_a - s_b + M' y >= length(b)         y = 0 if b comes before a
 //     head(a) <= s_a <= limit - length(a) - tail(a)
 //
-// s_a is when task a begins. The bounds make every M as small as it can be, so that the relaxation
-// (0 <= y <= 1), by which a solver judges what is worth trying, says something. As micro-batches
-// are in order, a before a later b' follows from a before b: y(a, b) <= y(a, b').
+// s_a is when task a begins. The bounds make every M as small as possible, so that the relaxation
+// (0 <= y <= 1), by which a solver judges what is worth trying, is informative. Micro-batches are
+// in order, so a before b implies a before a later b': y(a, b) <= y(a, b').
 #pragma once
 
 #include <fmt/format.h>
@@ -24,8 +24,8 @@ namespace ultrascale::pipeline {
 
 class IntegerProgram {
 public:
-    // A step that ends after `least` ticks at the soonest and `limit` at the latest; order.end_by
-    // (limit) has been called.
+    // A step that takes at least `least` and at most `limit` ticks; order.end_by(limit) must have
+    // been called.
     IntegerProgram(const TaskOrder& order, int least, int limit)
         : order_(order), least_(least), limit_(limit) {
         const size_t n = order.tasks().size();
@@ -56,7 +56,7 @@ public:
         }
         for (const auto& [pair, y] : open_) {
             const auto& [a, b] = pair;
-            // The next micro-batch's task of the same kind is three further on.
+            // The next micro-batch's task of the same kind has an index larger by three.
             if (const auto later = open_.find({a, b + 3});
                 later != open_.end() && same_rank(b, b + 3))
                 add(fmt::format("{} - {} >= 0", later->second, y));
@@ -72,7 +72,7 @@ public:
         return program + "End\n";
     }
 
-    // The ranks' lists, from when the solver lets each task begin ("s17" -> 42).
+    // The ranks' lists, given when the solver lets each task begin ("s17" -> 42).
     std::vector<std::vector<Action>> actions(const std::map<std::string, double>& values) const {
         std::vector<std::pair<double, size_t>> begins;
         for (size_t a = 0; a < order_.tasks().size(); ++a) {

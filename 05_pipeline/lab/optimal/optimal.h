@@ -1,17 +1,17 @@
-// --schedule optimal: the order of F, B and W in which a step is shortest, for given times and
-// given memory. It shows how far the rules of other schedules are from what is possible: with the
-// memory that they use, ZB-H1 and ZB-H2 are often the best there is; with less, or with an amount
-// between theirs, they are not.
+// --schedule optimal: the order of F, B and W with the shortest step, for given times and given
+// memory. It shows how far the rules of other schedules are from the optimum: with the memory that
+// they use, ZB-H1 and ZB-H2 are often optimal; with less, or with an amount between theirs, they
+// are not.
 //
-// Three things are done in turn, until it is certain that nothing is better:
+// It does three things in turn, until it is certain that nothing is better:
 //
 //     a good schedule     the best of all that are built as ZB-H1 and ZB-H2 are: each rank with a
 //                         warm-up of its own, and with W as late as its memory allows
 //     a bound             by conclusions without searching (task_order.h): no schedule is shorter
 //     between them        an integer program (integer_program.h) for a solver (solver.h)
 //
-// One stage a rank, backward always in two halves, up to four ranks. Qi et al., "Zero Bubble
-// Pipeline Parallelism", 2023 (arXiv 2401.10241), section 3.1, state such a program.
+// It handles one stage a rank, backward always in two halves, and up to four ranks. Qi et al.,
+// "Zero Bubble Pipeline Parallelism", 2023 (arXiv 2401.10241), section 3.1, state such a program.
 #pragma once
 
 #include <chrono>
@@ -28,8 +28,8 @@ struct OptimalProblem {
     std::vector<StageCost> stages;  // one a rank
     double hop = 0;
     int micro_batches = 1;
-    int room = 0;             // of how many micro-batches a rank can hold the activations; 0: of p
-    int seconds = 60;         // that the solver may take
+    int room = 0;             // how many micro-batches' activations a rank can hold; 0: p
+    int seconds = 60;         // the solver's time limit
     std::string solver = "";  // one of solver_names; empty: the first that is installed
 };
 
@@ -37,12 +37,12 @@ struct OptimalSchedule {
     Schedule schedule;
     double seconds;           // of the step, simulated
     double bound;             // no schedule with this room is shorter
-    bool proven;              // that there is no shorter one
-    std::string solver = "";  // that was asked; empty: the bound was reached without one
+    bool proven;              // no schedule is shorter
+    std::string solver = "";  // the solver used; empty: the bound was reached without one
     double solver_seconds = 0;
     size_t choices = 0;        // the integer program's binary variables
     std::string program = "";  // the integer program
-    double rounding;           // of the times, relative to the longest, at most
+    double rounding;           // the largest error of the times, relative to the longest
 
     std::string words() const {
         const std::string asked = solver.empty() ? "the bound is reached without a solver"
@@ -58,7 +58,7 @@ struct OptimalSchedule {
     }
 };
 
-// UserError if there are more than the search can take.
+// Throws UserError if they are more than the search can handle.
 inline void check_size_of_search(int ranks, int64_t micro_batches) {
     if (ranks > 4)
         user_error(
@@ -113,8 +113,8 @@ public:
 private:
     Costs costs() const { return {.stages = problem_.stages, .hop = problem_.hop}; }
 
-    // Times as multiples of a tick: one of which all are multiples, if there is one that is at
-    // least a 200th of the longest; else a 200th.
+    // Converts times to multiples of a tick: a tick of which all times are multiples, if it is at
+    // least a 200th of the longest time; else a 200th of it.
     void to_ticks() {
         std::vector<double> times = {problem_.hop};
         for (const auto& [f, b, w] : problem_.stages) times.insert(times.end(), {f, b, w});
@@ -143,8 +143,8 @@ private:
         return int(std::lround(simulate(schedule, costs).seconds));
     }
 
-    // Every rank's warm-up is at most two longer than that of the rank below: H1 has one more, H2
-    // two.
+    // Every rank's warm-up is at most two longer than that of the rank below: ZB-H1's is longer by
+    // one, ZB-H2's by two.
     OptimalSchedule best_of_rules() {
         OptimalSchedule best{};
         int shortest = 0;
@@ -187,7 +187,7 @@ private:
         return possible;
     }
 
-    // The solver's answer, if it is better than what there is.
+    // Takes the solver's answer if it is better than the best schedule so far.
     void take(const SolverAnswer& answer, const IntegerProgram& program, int limit, int& least,
               OptimalSchedule& best) const {
         if (answer.status == SolverAnswer::infeasible) {
@@ -211,8 +211,8 @@ private:
     TickCosts ticks_;
 };
 
-// UserError: more ranks or micro-batches than it takes; a search is needed, and no solver is
-// installed. One rank calls it; schedule_text() carries the result to the others.
+// Throws UserError if there are too many ranks or micro-batches, or if a search is needed and no
+// solver is installed. One rank calls it; schedule_text() carries the result to the others.
 inline OptimalSchedule optimal_schedule(const OptimalProblem& problem) {
     return OptimalSearch(problem).run();
 }

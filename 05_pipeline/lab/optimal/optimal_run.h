@@ -1,5 +1,5 @@
-// --schedule optimal in a training: what F, B and W take is measured (or pretended), rank 0 looks
-// for the best order, and all ranks then train with it.
+// --schedule optimal in a training: the times of F, B and W are measured (or pretended), rank 0
+// searches for the best order, and all ranks then train with it.
 #pragma once
 
 #include "../../2_schedules/schedule_file.h"
@@ -9,8 +9,8 @@
 namespace ultrascale::pipeline {
 
 // The times by which the schedule is chosen: the pretended ones, or those of a few steps with
-// ZB-H1, whose stages and actions are the same. Whatever would make the training fail is refused
-// before anything is measured.
+// ZB-H1, which has the same stages and actions. Anything that would make the training fail is
+// refused before the measurement.
 inline Costs measured_costs(const Options& options, const StepShape& shape, int pp,
                             const std::string& split, const Pretend& pretend,
                             const TrainStep& train_step) {

@@ -1,6 +1,5 @@
-// Calls a solver of integer programs that is installed, and reads what it found. HiGHS, CBC
-// (Debian's coinor-cbc) and GLPK (glpk-utils) all read the LP format; the first one on PATH is
-// used.
+// Calls an installed solver of integer programs and reads its result. HiGHS, CBC (Debian's
+// coinor-cbc) and GLPK (glpk-utils) all read the LP format; the first one on PATH is used.
 #pragma once
 
 #include <unistd.h>
@@ -17,7 +16,7 @@ namespace ultrascale::pipeline {
 
 inline constexpr const char* solver_names[] = {"highs", "cbc", "glpsol"};
 
-// The first of them that can be run; empty if none can.
+// The first solver that can be run; empty if none can.
 inline std::string installed_solver() {
     const char* path = std::getenv("PATH");
     for (const std::string name : solver_names) {
@@ -41,7 +40,7 @@ struct SolverAnswer {
     double bound = -1;                     // no solution is below; -1: the solver did not say
 };
 
-// A directory of its own for the solver's files, removed at the end.
+// A temporary directory for the solver's files, removed at the end.
 class TemporaryDirectory {
 public:
     TemporaryDirectory() {
@@ -71,8 +70,8 @@ inline double number_after(const std::string& log, const std::string& word, doub
     return rest >> number ? number : otherwise;
 }
 
-// "Optimal - objective value 36", then a line a variable: number, name, value, reduced cost. Two
-// stars mark what CBC could not satisfy exactly.
+// "Optimal - objective value 36", then a line for each variable: number, name, value, reduced cost.
+// Two stars mark what CBC could not satisfy exactly.
 inline SolverAnswer read_cbc(const std::string& solution, const std::string& log) {
     SolverAnswer answer;
     std::istringstream lines(solution);
@@ -95,8 +94,8 @@ inline SolverAnswer read_cbc(const std::string& solution, const std::string& log
     return answer;
 }
 
-// A report for people: after the heading "Column name" a line a variable, with a star if it is an
-// integer.
+// A report for people: after the heading "Column name", a line for each variable, with a star if it
+// is an integer.
 inline SolverAnswer read_glpsol(const std::string& solution, const std::string& log) {
     SolverAnswer answer;
     const auto says = [&](const char* words) {
@@ -122,7 +121,7 @@ inline SolverAnswer read_glpsol(const std::string& solution, const std::string& 
     return answer;
 }
 
-// "Model status", the status, and after "# Columns" a line a variable: name, value.
+// "Model status", the status, and after "# Columns" a line for each variable: name, value.
 inline SolverAnswer read_highs(const std::string& solution, const std::string& log) {
     SolverAnswer answer;
     const bool found = solution.find("\nFeasible\n") != std::string::npos;
@@ -151,8 +150,8 @@ inline std::string text_if_there(const std::string& path) {
 
 }  // namespace solvers
 
-// Runs a solver for at most so many seconds. UserError, with the last line of its output, if it
-// fails.
+// Runs a solver for at most `seconds` seconds. Throws UserError, with the last line of its output,
+// if it fails.
 inline SolverAnswer solve(const std::string& solver, const std::string& program, int seconds) {
     const TemporaryDirectory directory;
     const std::string model = directory.file("schedule.lp"), out = directory.file("solution.txt"),

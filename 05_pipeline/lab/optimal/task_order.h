@@ -1,10 +1,10 @@
-// What must come before what, if a step is to end by a given time: the constraints of the integer
-// program (optimal.h), and what follows from them without searching.
+// Which task must come before which, if a step is to end by a given time: the constraints of the
+// integer program (optimal.h), and the conclusions that need no search.
 //
 // A task is one F, B or W. Some orders are given: a micro-batch's way through the stages, the
 // micro-batches' order in each stage, and, with room for L micro-batches' activations, W of
-// micro-batch k before F of micro-batch k + L. Two tasks of one rank cannot run at once, so that
-// one comes first; which one is what has to be decided, unless one of both ways ends too late:
+// micro-batch k before F of micro-batch k + L. Two tasks of one rank cannot run at once, so one
+// comes first. Their order must be decided, unless one of the two orders ends too late:
 //
 //     head(a)   when a can begin at the soonest      tail(a)   what must follow a, at least
 //     a before b is impossible if head(a) + length(a) + length(b) + tail(b) > end
@@ -36,7 +36,7 @@ public:
         int length;
     };
 
-    // `room`: of how many micro-batches a rank can hold the activations.
+    // `room`: how many micro-batches' activations a rank can hold.
     TaskOrder(const TickCosts& costs, int micro_batches, int room)
         : micro_batches_(micro_batches), ranks_(int(costs.stages.size())) {
         for (int r = 0; r < ranks_; ++r)
@@ -66,11 +66,11 @@ public:
     int head(size_t a) const { return heads_[a]; }
     int tail(size_t a) const { return tails_[a]; }
     bool before(size_t a, size_t b) const { return before_[a * tasks_.size() + b]; }
-    // Two tasks of one rank whose order is open.
+    // Whether the order of two tasks of one rank is open.
     bool open(size_t a, size_t b) const {
         return a != b && tasks_[a].rank == tasks_[b].rank && !before(a, b) && !before(b, a);
     }
-    // Orders between ranks and within, with the ticks that lie between, at least.
+    // An order of two tasks, of one rank or two, with the least number of ticks between them.
     struct Arc {
         size_t from, to;
         int lag;
@@ -104,7 +104,7 @@ private:
     bool fits(size_t a, size_t b, int end) const {
         return heads_[a] + tasks_[a].length + tasks_[b].length + tails_[b] <= end;
     }
-    // a before b, and so all that comes before a before all that comes after b.
+    // Puts a before b, and so all tasks before a before all tasks after b.
     void put(size_t a, size_t b, int lag) {
         arcs_.push_back({a, b, lag});
         if (before(a, b)) return;
@@ -114,7 +114,7 @@ private:
                 for (size_t y = 0; y < n; ++y)
                     if (y == b || before(b, y)) before_[x * n + y] = 1;
     }
-    // Heads and tails; false if a task ends too late.
+    // Computes heads and tails. Returns false if a task ends too late.
     bool times(int end) {
         for (bool changed = true; changed;) {
             changed = false;
@@ -135,9 +135,9 @@ private:
         bound = to;
         return true;
     }
-    // When a rank can at the soonest have done all tasks that come before a: they run one after the
-    // other, so that from any of them on all with a later head fit in only afterwards. Of tails:
-    // the same, seen from the end.
+    // When a rank can at the earliest have done all tasks that come before a: they run one after
+    // the other, so all tasks with a head at least as late as a given one's fit in only after that
+    // head. For tails, the same seen from the end.
     int after_others(size_t a, const std::vector<int>& bounds, bool first) const {
         std::vector<std::pair<int, int>> others;  // bound, length
         const size_t begin = at(tasks_[a].rank, 0), end = at(tasks_[a].rank + 1, 0);
@@ -152,7 +152,7 @@ private:
 
     int micro_batches_, ranks_;
     std::vector<Task> tasks_;
-    std::vector<char> before_;  // [a][b], with all that follows from it
+    std::vector<char> before_;  // [a][b], with all consequences
     std::vector<Arc> arcs_;
     std::vector<int> heads_, tails_;
 };

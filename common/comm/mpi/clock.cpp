@@ -28,7 +28,7 @@ std::string this_machine() {
     return boot + " " + std::filesystem::read_symlink("/proc/self/ns/time", missing).string();
 }
 
-// Rank 0's clock minus the asking rank's. These two ranks call it.
+// Returns rank 0's clock minus the asking rank's. Only these two ranks call it.
 static double ask_rank_0(const Communicator::Impl& world, int asking, int tag) {
     double offset = 0, fastest = 1e30;
     for (int question = 0; question < 200; ++question) {

@@ -29,8 +29,8 @@ struct Slice {
     int64_t count;
 };
 
-// One round: slice_for(r) of this rank's data goes to rank r, and all ranks' slices for this rank
-// are reduced to `out`.
+// One round: slice_for(r) of this rank's data goes to rank r, and the slices that all ranks have
+// for this rank are reduced to `out`.
 template <class SliceFor>
 void reduce_round(Exchange& exchange, const Operation& reduction, SliceFor slice_for, void* out) {
     Slice own = slice_for(exchange.rank());
@@ -88,7 +88,7 @@ void reduce_scatter(const Operation& x, Exchange& exchange) {
     }
 }
 
-// The root sends to every rank itself: within a node a tree would not save any copies.
+// The root sends to every rank itself: within a node a tree would save no copies.
 void broadcast(const Operation& x, Exchange& exchange) {
     if (exchange.rank() == x.root) {
         exchange.for_each_peer([&](int peer) { exchange.send(x.in, x.in_bytes, peer); });

@@ -21,8 +21,8 @@ namespace ultrascale {
 // for 8 ranks on 2 cores with MPICH 4.0.2; ours takes 0.05.)
 //
 // The group's number selects the range. A split assigns the lowest number that none of its ranks
-// has used. So two groups with two ranks in common have different numbers, while others may share
-// one.
+// has used. So two groups with two ranks in common have different numbers, while other groups may
+// share a number.
 //
 // Within the range the tag is the call's index in program order, which is the same on all ranks, so
 // that concurrent calls on different streams cannot take each other's messages.
@@ -58,8 +58,8 @@ struct Communicator::Impl {
     int tag(int half, uint64_t call) const;
 };
 
-// The sizes at which one algorithm takes over from another. Variable, so that tests reach every
-// path with little data; the same on all ranks.
+// The sizes at which one algorithm takes over from another. They are variable so that tests reach
+// every path with little data, and the same on all ranks.
 struct CommunicationSettings {
     int64_t piece_bytes =
         1 << 30;  // MPI counts in int: longer messages are sent in pieces of this size
@@ -67,9 +67,9 @@ struct CommunicationSettings {
     int64_t chunk_bytes =
         1 << 20;  // longer reductions proceed in chunks, with scratch of about this size
     // Copy engines on CUDA (nccl/comm_copies.h): whether they are used at all; the smallest and
-    // largest tensor for which they are (a reduction's scratch is almost as large as the tensor);
-    // and how much scratch a group's reductions that are not yet summed may hold (the latest one's
-    // is always allowed).
+    // largest tensor for which they are used (a reduction's scratch is almost as large as the
+    // tensor); and how much scratch a group's unfinished reductions may hold (the latest one's is
+    // always allowed).
     bool copy_engines = true;
     int64_t copies_from_bytes = 1 << 20, copies_up_to_bytes = int64_t(4) << 30,
             copies_unsummed_bytes = 256 << 20;
@@ -83,7 +83,7 @@ struct SlowTrip {
 };
 
 // The bytes that this rank has passed to MPI or copy engines for other ranks since the program's
-// start. Tests compare it with the formula for counting communication (comm.h: bytes_sent).
+// start. Tests compare them with the formula of comm.h (bytes_sent).
 std::atomic<int64_t>& bytes_handed_over();
 
 // A set of messages that progress together.
@@ -113,7 +113,7 @@ private:
     const Communicator::Impl* group_;
     int tag_;  // the call's
     std::vector<MPI_Request> requests_;
-    std::vector<int> expected_;  // bytes of a receive; -1 for a send
+    std::vector<int> expected_;  // bytes of a receive; -1: a send
     std::vector<MPI_Status> statuses_;
 
     struct SlowMessage {
@@ -143,8 +143,8 @@ std::vector<T> tell_all(Communicator::Impl& group, const T& mine) {
 }
 
 // From now on, if this process ends in any way before stop_watching(), a line on stderr names this
-// rank; and errors of MPI end the job as end_after_mpi_error() does: of a wrong call as a bug, all
-// others as those of a peer that is gone or of the link to it (error.h: Exit).
+// rank. Errors of MPI end the job as end_after_mpi_error() does: a wrong call counts as a bug, any
+// other error as a lost peer or link (error.h: Exit).
 void watch_this_rank(int rank);
 void stop_watching();
 [[noreturn]] void end_after_mpi_error(int code);
@@ -153,7 +153,7 @@ void stop_watching();
 void reduce_in_rank_order(void* out, const std::vector<const void*>& inputs, int64_t count,
                           DType dtype, Reduce op);
 
-// A call as plain numbers and addresses, on any device; it owns nothing.
+// A call as plain numbers and addresses, for any device. It owns nothing.
 struct Operation {
     struct Message {  // of a send_recv
         bool send;
@@ -162,7 +162,7 @@ struct Operation {
         int peer, tag;
     };
     Collective kind;
-    // Equal for all-reduce, reduce and broadcast; null if this rank has none.
+    // The two are equal for all-reduce, reduce and broadcast. Null if this rank has none.
     char *out = nullptr, *in = nullptr;
     int64_t out_bytes = 0, in_bytes = 0;
     DType dtype = DType::fp32;
@@ -170,8 +170,8 @@ struct Operation {
     int root = -1;
     std::vector<int64_t> send_begin,
         recv_begin;  // all-to-all: the byte where each rank's slice begins, and the end
-    // all-to-all whose counts all ranks know: the byte in each peer's `out` where this rank's slice
-    // begins, and the bytes of a rank on average
+    // For an all-to-all whose counts all ranks know: the byte in each peer's `out` where this
+    // rank's slice begins, and the average bytes of a rank.
     std::vector<int64_t> begin_at_peers;
     int64_t average_bytes = 0;
     std::vector<Message> messages;

@@ -1,4 +1,4 @@
-// Groups of ranks (world, splits, tags) and MPI's start and end, for both backends.
+// Groups of ranks (world, splits, tags), and the start and end of MPI, for both backends.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,8 +28,8 @@ Communicator::Impl::Impl(std::string name, std::vector<int> world_ranks, int ran
     check(number < 0 || number < groups(), "too many groups were made: MPI has no tags left");
 }
 
-// MPI guarantees 32768 tags (then there can be 64 groups, each with 256 concurrent calls of a
-// kind); MPICH and Open MPI have more.
+// MPI guarantees 32768 tags, which suffice for 64 groups, each with 256 concurrent calls of a kind.
+// MPICH and Open MPI have more.
 static int64_t mpi_tags() {
     int* upper_bound = nullptr;
     int found = 0;
@@ -160,7 +160,7 @@ int rank_on_this_node() { return node_rank; }
 
 bool all_ranks_arrive(double seconds) {
     Communicator::world();
-    // Never freed: MPI may still write here after the wait was given up.
+    // Never freed: MPI may still write here after the program has given up the wait.
     static auto& exchange = *new Exchange(*arrivals, arrivals->tag(0, 0));
     static auto& received = *new std::vector<char>(size_t(world_size));
     static const char sent = 0;
@@ -173,6 +173,19 @@ bool all_ranks_arrive(double seconds) {
     }
     return true;
 }
+
+#if defined(MPICH_NUMVERSION) && MPICH_NUMVERSION < 40200000
+// In MPI_Finalize, MPICH before 4.2.0 closes its connections to other hosts with this function of
+// UCX, waits until they are closed, and only then for the other ranks, whom it does not answer any
+// more. But to close a connection UCX may need an answer from the other end: with three ranks on
+// two hosts every second run hung there. (MPICH 4.2.0 lets the ranks wait for each other first.)
+// So the program has a function of this name that closes nothing, and the linker puts it before
+// UCX's (Makefile). What is left open ends with the process; nothing is lost, as all messages have
+// arrived before finalize_communication() calls MPI_Finalize.
+extern "C" void* ucp_disconnect_nb(void* /*endpoint*/) {
+    return nullptr;  // UCS_OK: it is closed
+}
+#endif
 
 void finalize_communication() {
     if (!mpi_is_running()) return;
@@ -188,7 +201,7 @@ void finalize_communication() {
 void abort_all_ranks(int exit_code) {
     std::fflush(nullptr);
     stop_watching();
-    // When told to abort, the launcher drops output that it has not read yet (MPICH 4.0.2: 2
+    // When it is told to abort, the launcher drops output that it has not read yet (MPICH 4.0.2: 2
     // messages of 30).
     if (world_size > 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     if (mpi_is_running()) MPI_Abort(MPI_COMM_WORLD, exit_code);

@@ -1,4 +1,4 @@
-// Messages over MPI, and reductions of what they bring.
+// Messages over MPI, and reductions of the received data.
 #include <sched.h>
 
 #include <algorithm>
@@ -52,7 +52,7 @@ void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
     }
 }
 
-static std::atomic<double> seconds_asleep = 0;  // between two looks
+static std::atomic<double> seconds_asleep = 0;  // between two checks
 void let_waits_sleep(double seconds) { seconds_asleep = seconds; }
 
 void Exchange::wait() {
@@ -87,7 +87,7 @@ bool Exchange::arrived() {
     return true;
 }
 
-// Only messages that failed have an error in their status; the others have MPI_SUCCESS or
+// Only failed messages have an error in their status; the others have MPI_SUCCESS or
 // MPI_ERR_PENDING.
 void Exchange::end_after_errors() const {
     for (const MPI_Status& status : statuses_)
@@ -112,11 +112,11 @@ void Exchange::check_sizes() {
 
 template <class T>
 static void reduce_typed(T* out, const std::vector<const void*>& inputs, int64_t count, Reduce op) {
-    // Sums are wider than the elements and rounded once; an int32 sum may need 64 bits before it is
-    // divided.
+    // Sums are wider than the elements, and rounded once. An int32 sum may need 64 bits before it
+    // is divided.
     using Sum = std::conditional_t<std::is_same_v<T, int32_t>, int64_t,
                                    std::conditional_t<std::is_same_v<T, double>, double, float>>;
-    // stays in the L1 cache while all ranks' blocks are added
+    // A block stays in the L1 cache while all ranks' blocks are added.
     constexpr int64_t block = 1024;
     Sum sum[block];
     for (int64_t begin = 0; begin < count; begin += block) {

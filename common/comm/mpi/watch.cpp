@@ -9,7 +9,7 @@
 // runs). When the launcher ends a job, it kills each rank's process group and with it the shell,
 // which prints nothing. As long as all is well the shell sleeps and the rank has no extra work.
 //
-// Left to itself, MPICH's launcher would end with the number of the signal (9). Over the same
+// Left to itself, MPICH's launcher would end with the number of the signal (9). So over the same
 // connection the shell asks it to abort the job as PMI_Abort() would, with the exit code of a dead
 // peer.
 //
@@ -55,7 +55,7 @@ void end_after_mpi_error(int code) {
     abort_all_ranks(PeerError(says));
 }
 
-// By default MPI ends the job itself, with a number of its own.
+// By default MPI ends the job itself, with an exit code of its own.
 static void on_mpi_error(MPI_Comm*, int* code, ...) {
     int error_class = 0;
     MPI_Error_class(*code, &error_class);

@@ -27,15 +27,14 @@ std::vector<Work::Impl*>& unsummed() {  // of all groups, in the order of their 
 
 PeerMemory& peers_of(const Work::Impl& work) { return *work.communicator->link->peers; }
 
-// Copies this rank's slice of `out` to all ranks.
 void give(const Work::Impl& work, char* mine, const char* from, int64_t bytes, Copies& copies) {
     work.communicator->for_each_peer(
         [&](int peer) { copies.add_to_peer(peers_of(work).at(peer, mine), from, bytes); });
     copies.add(mine, from, bytes);
 }
 
-// Bytes of a rank's slice in a reduction, a multiple of 16; the last slices of an all-reduce may be
-// shorter.
+// The bytes of a rank's slice in a reduction, a multiple of 16. The last slices of an all-reduce
+// may be shorter.
 int64_t slice_bytes(const Operation& x, int ranks) {
     return x.kind == Collective::reduce_scatter ? x.out_bytes
                                                 : (x.in_bytes + 16 * ranks - 1) / (16 * ranks) * 16;
@@ -44,7 +43,7 @@ int64_t length_of(const Operation& x, int64_t slice, int rank) {
     return std::clamp<int64_t>(x.in_bytes - rank * slice, 0, slice);
 }
 
-// Whether this rank receives, and only into symmetric memory: then all ranks make the same call
+// Whether this rank receives, and only into symmetric memory. If so, all ranks make the same call
 // (comm.h).
 bool rotates(const Operation& x, const PeerMemory& peers) {
     const auto receives = [](const Operation::Message& m) { return !m.send; };
@@ -68,9 +67,8 @@ void rotate(const Work::Impl& work, const Operation& x, Copies& copies) {
     check(i == receives.size(), "with symmetric memory ranks must send as they receive");
 }
 
-// Queues the copies when the group's earlier calls are done, with a meeting before them if others
-// may still need the memory that is written to; `work` is finished when all ranks' copies have
-// arrived.
+// Queues the copies behind the group's earlier calls. If other ranks may still need the memory that
+// is written to, a meeting comes first. `work` is finished when all ranks' copies have arrived.
 void copy_in_turn(Work::Impl& work, Copies& copies, bool meet_first, Stream& stream) {
     PeerMemory& peers = peers_of(work);
     const Timestamp begin = Timestamp::in(stream);

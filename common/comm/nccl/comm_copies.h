@@ -3,9 +3,9 @@
 //
 // NCCL's collectives are kernels. They take multiprocessors from the matrix products that run at
 // the same time, and occupy them while they spin and wait for each other. But a GPU also has copy
-// engines, which over NVLink write into a peer's memory at full speed. So with memory that the
-// ranks have mapped (peer_memory.h) data travel without a kernel, and only sums need one, a short
-// one:
+// engines, which write into a peer's memory over NVLink at full speed. With memory that the ranks
+// have mapped (peer_memory.h), data therefore travel without a kernel; only sums need a kernel, and
+// a short one:
 //
 //     all-gather        meet   rank r copies its slice to slice r of everybody's `out`
 //                       meet
@@ -19,15 +19,15 @@
 //                       meet   which follows from all ranks' counts
 //
 // Every rank sends to the next rank first, so that none receives from two at once. meet() is a wait
-// in the stream, not in a kernel, and takes 6 to 11 us; (meet) is left out if the ranks have met
+// in the stream, not in a kernel, and takes 6 to 11 us; "(meet)" is left out if the ranks have met
 // since the scratch was last summed. Sums are in rank order in fp32 and rounded once, as on the CPU
 // (comm.h).
 //
 // The sum of an asynchronous reduction runs on the compute stream. On the communication stream it
 // would wait for a multiprocessor until the running matrix product ends (a millisecond, for a
-// kernel of 20 us), and so would all communication queued after it. It is queued when somebody
-// waits for the Work, when a later reduction of the group needs the scratch, or when a call touches
-// its result; by then the copies are done:
+// kernel of 20 us), and all communication queued after it would wait as well. The sum is queued
+// when somebody waits for the Work, when a later reduction of the group needs the scratch, or when
+// a call uses its result; by then the copies are done:
 //
 //     compute         backward L8      backward L7      | sum L8 | backward L6      | sum L7 | ...
 //     communication                    copies L8                   copies L7
@@ -37,17 +37,17 @@
 
 namespace ultrascale::copies {
 
-// Whether this call uses the copy engines. This depends only on sizes and on symmetric memory, so
-// the answer is the same on all ranks. If `peers` is null, it is no.
+// Whether this call uses the copy engines; false if `peers` is null. The answer depends only on
+// sizes and on symmetric memory, so it is the same on all ranks.
 bool fit(const Operation& operation, const PeerMemory* peers);
 
-// Memory that receives the other ranks' summands (empty if nothing is summed). If the group's
-// earlier reductions hold too much scratch, it queues their sums first.
+// Allocates memory for the other ranks' summands (empty if nothing is summed). If the group's
+// earlier reductions hold too much scratch, their sums are queued first.
 Tensor scratch(const Operation& operation, PeerMemory& peers);
 void start(Work::Impl& work, const Operation& operation, Stream& stream);
 
 // Queues the sums that this operation's tensors depend on, and makes `stream` wait for them.
 void sum_for(const Operation& operation, Stream& stream);
-void sum(Work::Impl& work);  // the same for one Work
+void sum(Work::Impl& work);  // does so for one Work
 
 }  // namespace ultrascale::copies

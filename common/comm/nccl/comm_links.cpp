@@ -1,7 +1,7 @@
 // All of this process's NCCL communicators, and a thread that checks them for errors five times a
-// second. An operation may fail while it runs (because a rank at the other end of a socket has
-// died). Then it never ends, and the host may be waiting for it inside any CUDA call, so it is this
-// thread that ends the job. Over NVLink NCCL does not notice that a rank is gone; there the
+// second. An operation may fail while it runs, for example because a rank at the other end of a
+// socket has died. Then it never ends, and the host may be waiting for it inside any CUDA call, so
+// only this thread can end the job. Over NVLink NCCL does not notice that a rank is gone; the
 // launcher does.
 #include <condition_variable>
 #include <cstdio>

@@ -64,7 +64,7 @@ ncclRedOp_t op_of(Reduce op) {
     return op == Reduce::sum ? ncclSum : op == Reduce::max ? ncclMax : ncclAvg;
 }
 
-// The messages of one operation, which progress together. This rank's own slice is a copy.
+// The messages of one operation, which progress together. This rank's own slice is copied.
 struct Messages {
     int rank;
     std::shared_ptr<Link> link;  // null for a group of one rank
@@ -282,8 +282,8 @@ void wait(Work::Impl& work) {
     if (work.staged) return staged::finish(work);
     if (work.unsummed) copies::sum(work);
     if (!work.asynchronous) return;  // the compute stream orders it
-    // The compute stream is stalled from here to the end of the call; not at all if the call has
-    // ended.
+    // From here to the end of the call the compute stream is stalled; if the call has ended, it is
+    // not.
     add_measurement({work.communicator->name, work.kind, Timestamp::in(compute_stream()), work.end,
                      true, true, nullptr});
     compute_stream().wait(work.finished);

@@ -4,11 +4,11 @@
 // A call waits for its inputs, copies them to the host, communicates, and copies the result back
 // before it returns. Only an asynchronous send_recv returns as soon as its messages are posted,
 // because ranks rely on that: otherwise two ranks that each send and then receive would deadlock.
-// It is finished by Work::wait() or by the next call on its stream that reads anything. The host
-// does all of this itself, so nothing is computed meanwhile.
+// Work::wait() finishes it, or the next call on its stream that reads anything. The host does all
+// of this itself, so nothing is computed meanwhile.
 //
-// For trying out a chapter on one GPU; nothing here is meant to be fast. Only one thread of a
-// process may communicate.
+// It is meant for trying out a chapter on one GPU, not for speed. Only one thread of a process may
+// communicate.
 #include <algorithm>
 #include <optional>
 
@@ -17,7 +17,6 @@
 
 namespace ultrascale {
 
-// A call's copies on the host.
 struct Work::Impl::Staged {
     Operation host;  // with the addresses of the copies
     std::vector<char> in, out, scratch;
@@ -59,7 +58,7 @@ struct Work::Impl::Staged {
         in.resize(size_t(host.in_bytes));
         copy(in.data(), host.in, host.in_bytes);
         stream->synchronize();
-        begin = now_seconds();  // until here it waited for its inputs
+        begin = now_seconds();  // until now it waited for its inputs
         if (!in_place) out.resize(size_t(host.out_bytes));
         host.in = in.data();
         host.out = in_place ? in.data() : out.data();
@@ -97,14 +96,14 @@ namespace staged {
 
 using Staged = Work::Impl::Staged;
 
-// The asynchronous send_recvs in flight, in the order of their calls. Their tensors are alive, as a
-// Work waits before it releases them.
+// The asynchronous send_recvs in flight, in the order of their calls. Their tensors are alive
+// because a Work waits before it releases them.
 static std::vector<std::shared_ptr<Staged>>& under_way() {
     static auto& under_way = *new std::vector<std::shared_ptr<Staged>>;
     return under_way;
 }
 
-// Finishes what was submitted to the stream earlier, up to and including `last`: a stream runs in
+// Finishes the transfers submitted to the stream up to and including `last`, since a stream runs in
 // order.
 static void finish_stream(const Stream* stream, const Staged* last) {
     double now = now_seconds();
@@ -120,8 +119,8 @@ static void finish_stream(const Stream* stream, const Staged* last) {
 }
 
 void start(Work::Impl& work, const Operation& operation, int tag, Stream& stream) {
-    // What it reads may come from earlier calls on the stream. Receives read nothing, and may all
-    // be posted before the first message is sent.
+    // The data it reads may come from earlier calls on the stream. Receives read nothing, and may
+    // all be posted before the first message is sent.
     if (operation.kind != Collective::send_recv ||
         std::ranges::any_of(operation.messages, &Operation::Message::send))
         finish_stream(&stream, nullptr);

@@ -1,5 +1,5 @@
-// Copies by copy engines, and what ends a call that consists of them. Private to the CUDA backend's
-// communication.
+// Copies by copy engines, and the end of a call that consists of copies. Private to the CUDA
+// backend's communication.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace ultrascale {
 
-// Copies that do not depend on each other. They run concurrently if CUDA supports it, as each copy
-// takes 10 us to start.
+// Copies that do not depend on each other. They run concurrently if CUDA supports it, because each
+// copy takes 10 us to start.
 class Copies {
 public:
     void add(void* to, const void* from, int64_t bytes) {
@@ -20,8 +20,8 @@ public:
         bytes_handed_over() += bytes;
         add(to, from, bytes);
     }
-    // A large one within this GPU's memory: by a kernel, on a stream beside. It is short there, and
-    // the copy engines have the others' alone.
+    // Adds a copy within this GPU's memory. A kernel on a stream of its own does a large one: it
+    // takes little time there, and leaves the copy engines to the other copies.
     void add_own(void* to, const void* from, int64_t bytes) {
         own_to_ = to, own_from_ = from, own_bytes_ = size_t(bytes);
     }
@@ -60,10 +60,10 @@ private:
     size_t own_bytes_ = 0;
 };
 
-// Where rank `at` keeps what comes from rank `from`: it has a slot for each other rank.
+// The slot in which rank `at` receives data from rank `from`: it has one for each other rank.
 inline int slot_of(int from, int at) { return from < at ? from : from - 1; }
 
-// The stream has all that the call consists of.
+// Ends a call whose copies and waits are all queued in the stream.
 inline void finish_copies(Work::Impl& work, const Timestamp& begin, Stream& stream) {
     work.end = Timestamp::in(stream);
     work.finished = stream.record();

@@ -5,10 +5,10 @@
 //     sender      wait until message i-1 is out | copy into the slot | tell: i is in
 //     receiver    wait until message i is in    | copy out of it     | tell: i is out
 //
-// NCCL's receive is a kernel: it spins on multiprocessors until the message comes. A receive that
-// is posted an action ahead, as pipelines do, would take them from the products and the attention
-// that run meanwhile, whose kernels count on having all of them. Here the waits are waits of the
-// stream, as in PeerMemory::meet(), and a message arrives even before its receive is posted.
+// NCCL's receive is a kernel: it spins on multiprocessors until the message comes. If a receive is
+// posted one action ahead, as pipelines do, it takes multiprocessors from the products and the
+// attention that run meanwhile, whose kernels count on having all of them. Here the stream itself
+// waits, as in PeerMemory::meet(), and a message arrives even before its receive is posted.
 #pragma once
 
 #include "peer_memory.h"
@@ -16,20 +16,20 @@
 namespace ultrascale {
 
 struct Communicator::Impl::Mailbox {
-    // All ranks of the group call it; `bytes`: of the largest message.
+    // All ranks of the group call it. `bytes` is the size of the largest message.
     Mailbox(std::shared_ptr<PeerMemory> peers, int rank, int64_t bytes);
 
-    // This rank's, for all other ranks' messages.
+    // The size of this rank's mailbox, with slots for all other ranks' messages.
     int64_t bytes() const { return slots_.bytes(); }
-    // Whether this call goes through it: a single message that fits. Sender and receiver find the
-    // same.
+    // Whether this call goes through the mailbox: a single message that fits. Sender and receiver
+    // reach the same answer.
     bool takes(const Operation& operation) const;
     void start(Work::Impl& work, const Operation& operation, Stream& stream);
 
 private:
     void* slot(int from, int at) const;  // in this rank's address space
-    // The counters of PeerMemory: the messages that have come in from a rank, and those that it has
-    // taken out.
+    // The counters of PeerMemory: how many messages have come in from a rank, and how many that
+    // rank has taken out.
     int in(int from) const { return from; }
     int out(int at) const { return ranks_ + at; }
 

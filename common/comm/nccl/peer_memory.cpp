@@ -10,7 +10,7 @@ namespace ultrascale {
 
 namespace {
 
-// smaller allocations share a page of the device, and a handle stands for the whole page
+// Smaller allocations share a page of the device, and a handle stands for the whole page.
 constexpr int64_t grain = 2 << 20;
 
 struct Export {
@@ -26,8 +26,8 @@ std::array<char, 36> boot_id() {
     return id;
 }
 
-// Allocates device memory; if none is left, it first releases what the tensors' memory pool keeps
-// unused.
+// Allocates device memory. If none is left, it first releases the unused memory in the tensors'
+// pool.
 char* allocate_exportable(int64_t bytes) {
     void* data = nullptr;
     if (cudaMalloc(&data, size_t(bytes)) == cudaSuccess) return static_cast<char*>(data);
@@ -50,7 +50,7 @@ BatchMemOp batch_mem_op() {
     return function;
 }
 
-// Writes to a number in memory, after everything before it in the stream.
+// Writes a number to memory after all earlier work of the stream.
 CUstreamBatchMemOpParams write(void* address, uint32_t value) {
     CUstreamBatchMemOpParams op = {};
     op.writeValue = {.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32};
@@ -58,7 +58,7 @@ CUstreamBatchMemOpParams write(void* address, uint32_t value) {
     op.writeValue.value = value;
     return op;
 }
-// Waits for a number in memory that only grows to reach `value`.
+// Waits until a number in memory, which only grows, reaches `value`.
 CUstreamBatchMemOpParams wait(void* address, uint32_t value) {
     CUstreamBatchMemOpParams op = {};
     op.waitValue = {.operation = CU_STREAM_MEM_OP_WAIT_VALUE_32};
@@ -86,12 +86,12 @@ std::shared_ptr<PeerMemory> PeerMemory::open(Communicator::Impl& group) {
     memory->arrived_ = reinterpret_cast<uint32_t*>(memory->mine(*block));
     cuda_check(cudaMemset(memory->arrived_, 0, size_t(grain)));
     cuda_check(cudaDeviceSynchronize());
-    tell_all(group, 0);  // nobody may write to it before that
+    tell_all(group, 0);  // before that, nobody may write to it
     memory->blocks_.push_back(std::move(*block));
     return memory;
 }
 
-// Every rank allocates a block and maps the others' blocks; if one rank fails, none gets a block.
+// Every rank allocates a block and maps the others' blocks. If one rank fails, none gets a block.
 std::optional<PeerMemory::Block> PeerMemory::map_new(int64_t bytes) {
     Block block = {
         .by_rank = std::vector<char*>(size_t(size_)), .bytes = bytes, .let_go_at = meetings_ - 1};

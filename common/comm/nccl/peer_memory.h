@@ -19,7 +19,7 @@
 
 namespace ultrascale {
 
-// It also orders a group's calls, and synchronizes its ranks' streams (meet).
+// Allocates such memory, orders a group's calls, and synchronizes its ranks' streams (meet).
 class PeerMemory : public Allocator, public std::enable_shared_from_this<PeerMemory> {
 public:
     // Called by all ranks of the group, which must live as long as anyone allocates. Returns
@@ -37,17 +37,17 @@ public:
     char* at(int peer, const void* data) const;  // `data` lies in a block
 
     // A barrier among the ranks' streams: the n-th calls of all ranks belong together, and a stream
-    // continues when every rank's stream has reached its call. No multiprocessor is occupied: a
+    // continues when every rank's stream has reached its call. It occupies no multiprocessor: a
     // stream writes a number to its peers' memory and waits for theirs.
     void meet(const Stream& stream);
 
-    // The same between two ranks: counters in each rank's memory, zero at the beginning. tell()
-    // sets a peer's counter after everything before it in the stream; after await(), a stream
-    // continues when this rank's counter has reached `value`.
+    // Synchronizes two ranks by counters in each rank's memory, which start at zero. tell() sets a
+    // peer's counter after all earlier work of the stream; after await(), a stream continues when
+    // this rank's counter has reached `value`.
     void tell(int peer, int counter, uint32_t value, const Stream& stream);
     void await(int counter, uint32_t value, const Stream& stream);
 
-    // Whether the ranks have met since the block of `data` was last freed: then nobody reads its
+    // Whether the ranks have met since the block of `data` was last freed. If so, nobody reads its
     // previous contents any more.
     bool met_since_let_go(const void* data) const { return block_of(data)->let_go_at != meetings_; }
 
@@ -64,7 +64,7 @@ private:
         std::vector<char*> by_rank;  // its own, and the others' as mapped here
         int64_t bytes;
         bool used = true;
-        // the number of meetings when it was freed; for a new block one less, as nobody has used it
+        // the number of meetings when it was freed; for a new block, which was never used, one less
         uint32_t let_go_at;
     };
     explicit PeerMemory(Communicator::Impl& group);
@@ -76,7 +76,7 @@ private:
     int rank_, size_;
     // in the order of their creation, which is the same on all ranks
     std::deque<Block> blocks_;
-    // In the first block: how many meetings each rank has reached; then the counters.
+    // In the first block: how many meetings each rank has reached, followed by the counters.
     uint32_t* arrived_ = nullptr;
     uint32_t meetings_ = 0;
     cudaEvent_t turn_ended_ = nullptr;

@@ -1,4 +1,4 @@
-// What the attention kernels share: the sizes, and DeviceMask, which determines on the device which
+// Shared by the attention kernels: the sizes, and DeviceMask, which determines on the device which
 // keys a query sees. Private to common/cuda.
 //
 // The keys that query i of sequence b sees are always one contiguous range, [begin, end), which may
@@ -37,16 +37,16 @@ inline AttentionSizes attention_sizes(const Tensor& q, const Tensor& k, const Te
     return n;
 }
 
-// What a block of queries sees: the lowest and highest begin and end of their ranges. All of these
-// queries see the keys from highest_begin to lowest_end (no mask is needed there); none sees a key
-// before lowest_begin or from highest_end on.
+// The keys that a block of queries sees: the lowest and highest begin and end of their ranges. All
+// of these queries see the keys from highest_begin to lowest_end (no mask is needed there); none
+// sees a key before lowest_begin or from highest_end on.
 struct BlockRange {
     int lowest_begin, highest_begin, lowest_end, highest_end;
 };
 
 struct DeviceMask {
     bool causal;
-    // shift = q_offset - k_offset: query i has the same position as key i + shift
+    // shift = q_offset - k_offset: query i has the same position as key i + shift.
     int64_t shift, k_offset;
     const int32_t* starts;  // document_starts (B, Tq), or null
     int64_t Tq, Tk;
@@ -87,8 +87,8 @@ struct DeviceMask {
         return all;
     }
 };
-// The same mask with a stride of 1: positions become numbers of keys, counted from key 0, so that
-// no kernel divides by the stride (ops_attention_mask.cu).
+// The mask with a stride of 1. Positions become numbers of keys, counted from key 0, so no kernel
+// divides by the stride (ops_attention_mask.cu).
 AttentionMask counted_in_keys(const AttentionMask& mask);
 
 // `mask` must be counted in keys, and live until the kernels are launched.
@@ -147,7 +147,7 @@ void attention_backward_wgmma(const Tensor& dq, const Tensor& dk, const Tensor& 
                               const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
                               const Tensor& lse, const Tensor& delta, const AttentionSizes& s,
                               const DeviceMask& mask, AttentionAdds add);
-// With an open dQ (ops_attention.h).
+// The backward with an open dQ (ops_attention.h).
 OpenDq open_dq_wgmma(const Tensor& dout, const Tensor& lse, const Tensor& delta, int64_t K);
 void attention_backward_wgmma(const OpenDq& open, int64_t b, int64_t first, const Tensor& dk,
                               const Tensor& dv, const Tensor& dout, const Tensor& q,

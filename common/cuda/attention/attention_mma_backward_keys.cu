@@ -6,11 +6,11 @@
 //                                           queries and walks over their keys
 // FlashAttention-2 computes all three in one kernel of five products and adds dQ with atomics, in a
 // different order every time. Two kernels compute S and dP twice (seven products), but every sum
-// has a fixed order: the bits are the same in every run, which recomputation, resuming and
-// debugging depend on.
+// has a fixed order. So the bits are the same in every run; recomputation, resuming and debugging
+// depend on that.
 //
-// This kernel computes S^T = K Q^T, with keys as rows: then P^T and dS^T are in registers as the
-// next product needs them. The kernel adds up the query heads that share a key head.
+// This kernel computes S^T = K Q^T, with keys as rows: then P^T and dS^T are in registers in the
+// form that the next product needs. It adds up the query heads that share a key head.
 #include "attention.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/ops_common.cuh"
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
     const int row = warp * 16 * tiles, warp_first = first + row,
               warp_last = warp_first + 16 * tiles - 1;
 
-    // The first query that sees any of these keys, rounded down to a multiple of `queries`, which
-    // are loaded together.
+    // The first query that sees any of these keys, rounded down to a multiple of `queries`, because
+    // that many are loaded together.
     const int i_begin = int(mask.first_query(first)) / queries * queries;
     const int per_head = i_begin < s.Tq ? int((s.Tq - i_begin + queries - 1) / queries) : 0,
               all = per_head * group;
@@ -92,13 +92,13 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
     for (int index = 0; index < all; ++index) {
         const int stage = index % 2, i = i_begin + index % per_head * queries;
         copy_async_wait<0>();
-        __syncthreads();  // this stage has arrived, and nobody reads the other one any more
+        __syncthreads();  // this stage has arrived, and the other one has been read
         if (index + 1 < all) load(1 - stage, index + 1);
 #pragma unroll 1
         for (int sub = 0; sub < queries; sub += step) {
             if (mask.causal && mask.key_end(i + sub + step - 1) <= warp_first)
                 continue;                    // these queries come before these keys
-            const int column = sub + 2 * t;  // in the stage: this thread's first query
+            const int column = sub + 2 * t;  // this thread's first query in the stage
             float p[tiles][step / 8][4] = {},
                                   ds[tiles][step / 8][4];  // scores and dP - delta first
 #pragma unroll

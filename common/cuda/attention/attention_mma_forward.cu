@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(threads, 2)
 
     for (int n = n_begin, stage = 0; n < range.highest_end; n += key_rows, stage = 1 - stage) {
         copy_async_wait<0>();
-        __syncthreads();  // this stage has arrived, and nobody reads the other one any more
+        __syncthreads();  // this stage has arrived, and the other one has been read
         if (n + key_rows < range.highest_end) load(1 - stage, n + key_rows);
         float score[tiles][key_rows / 8][4] = {};
 #pragma unroll

@@ -1,4 +1,4 @@
-// What Hopper's attention kernels (attention_wgmma_*.cu) share: how TMA reads a head, the order in
+// Shared by Hopper's attention kernels (attention_wgmma_*.cu): how TMA reads a head, the order in
 // which tiles are processed, and the online softmax on a warpgroup's scores.
 #pragma once
 
@@ -44,9 +44,9 @@ __device__ void store_fragments(Element* tile, int first_row, const float (&rows
 
 // ---- scheduling of tiles ------------------------------------------------------------------------
 
-// The order in which tiles are taken: those of a few heads at a time, so that the other side (the
-// keys, for tiles of queries) fits into L2; among these heads, the longest tiles of all heads come
-// first. Neighbouring heads share keys (grouped-query attention).
+// The order in which tiles are processed. Tiles of a few heads are processed at a time, so that the
+// other side (the keys, for tiles of queries) fits into L2; among these heads, the longest tiles of
+// all heads come first. Neighbouring heads share keys (grouped-query attention).
 struct Tile {
     int b, h, rank;  // sequence, head; rank 0: the longest of the head
 };
@@ -117,7 +117,7 @@ struct Softmax {
     float factor;  // exp(scale x) = 2^(factor x)
     float highest[2] = {-INFINITY,
                         -INFINITY};  // subtracted from the exponents: about the highest one so far
-    // sum: over this thread's keys; rescale: the factor for what was summed before the last tile
+    // sum: over this thread's keys; rescale: the factor for the sums before the last tile.
     float sum[2] = {}, rescale[2];
 
     // Turns S into P.
@@ -154,8 +154,8 @@ struct Softmax {
 #pragma unroll
             for (int e = 0; e < 4; ++e) out[j][e] *= rescale[e / 2];
     }
-    // To be called after the last keys; then sum[r] is the sum of the whole row. A row without keys
-    // has 0.
+    // Call it after the last keys; then sum[r] is the sum of the whole row. A row without keys has
+    // 0.
     __device__ void finish() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

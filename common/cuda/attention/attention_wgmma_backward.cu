@@ -6,9 +6,9 @@
 //
 // A block owns 128 keys and loops over the queries that see them. Each of its two consumers owns 64
 // of the keys, so P^T and dS^T have keys as rows, and dK and dV stay in registers. dS goes to
-// shared memory, where both consumers read all of it: each one computes a part of dQ of 64 queries
-// x 64 columns. The picture shows the products that a consumer issues and what it computes
-// meanwhile; dV, dK and dQ are one step behind:
+// shared memory, where both consumers read all of it: each computes a part of dQ of 64 queries x 64
+// columns. The picture shows the products that a consumer issues and its computations meanwhile;
+// dV, dK and dQ are one step behind:
 //
 //     tensor cores  S2 | dV1 | dK1 | dP2 | dQ1      |                         | S3 | dV2 | dK2 ...
 //     this warpgroup   | P2 .......|     | dS2 .... | dS2 -> shared, send dQ1 |    | P3 ...
@@ -21,12 +21,12 @@
 //     each warp    its part of dQ in shared memory -> the copy engine adds it to the sums in
 //                  memory, while the next step goes on
 //
-// The sums are integers, and so do not depend on the order of the tiles of keys:
+// The sums are integers, so they do not depend on the order of the tiles of keys:
 // attention_wgmma_sums.cuh. Only the warp that sent a part of dQ checks, a step later, whether it
-// has been read. P is kept as bf16, as the product needs it, so that dP can use S's registers: this
+// has been read. P is kept as bf16, as the product needs it, so that dP can use S's registers; this
 // raises the relative error of dQ and dK from 2.3e-3 to 2.8e-3. The kernel adds up the query heads
-// that share a key head; several blocks do so if there are few tiles of keys (Pieces). FLOPs: 10 Tq
-// Tk D per head, half of that if causal.
+// that share a key head; if there are few tiles of keys, several blocks do so (Pieces). FLOPs: 10
+// Tq Tk D per head, half of that if causal.
 #include "attention_wgmma_backward.cuh"
 #include "attention_wgmma_gradients.cuh"
 
@@ -49,7 +49,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
 
     PipelineState<1> kv_state;
     StepState<Shape::stages> state;
-    // Of this warp: it arrives once, and its part of dQ leaves from here.
+    // This warp arrives once, and its part of dQ leaves from `outgoing`.
     const auto arrive = [&](Barrier& at) { first_lane() ? barrier_arrive(&at) : void(); };
     const auto outgoing = [&] { return shared.outgoing[4 * consumer + int(thread_here()) / 32]; };
     for (;; kv_state.advance()) {
@@ -96,8 +96,8 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
                     further(b0, kk / 4 * 64 * D + kk % 4 * 16 * 64), kk > 0);
             wgmma_commit();
         };
-        // Loads log2_sum or delta for this thread's columns. It does so before it issues products:
-        // after them, whose operands are in shared memory too, the loads would wait until they are
+        // Loads log2_sum or delta for this thread's columns, before it issues products: after them,
+        // the loads would wait until the products, whose operands are also in shared memory, are
         // done.
         float row_values[queries / 16][4];
         const auto load_rows = [&](const float(&from)[queries]) {
@@ -154,7 +154,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             }
             tiles.advance();
         };
-        const auto make_step = [&](auto later) {  // than the first step, which has no previous one
+        const auto make_step = [&](auto later) {  // the first step has no previous one
             const int stage = state.stage(), before = state.stage_before();
             const BackwardRows<D>& rows = shared.rows[stage];
             barrier_wait(&shared.full[stage], state.parity());
@@ -168,7 +168,7 @@ __device__ void consume(BackwardShared<D>& shared, int consumer, const Output& o
             }
             wgmma_wait<later ? 2 : 0>(p);
             to_probabilities(rows, highest_begin, key_end);
-            // This wait is a branch, across which the compiler does not move the exponentials;
+            // This wait is a branch, and the compiler does not move the exponentials across it;
             // otherwise they would come after dV.
             if constexpr (later) barrier_wait(&shared.ds_ready, state.step_parity() ^ 1);
             wgmma_wait<1>(dv_sum);

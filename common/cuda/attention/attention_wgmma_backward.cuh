@@ -1,5 +1,5 @@
-// The shared memory of a block of attention_wgmma_backward.cu, its producer, and what a consumer
-// computes in registers between its products.
+// The shared memory of a block of attention_wgmma_backward.cu, its producer, and the consumer's
+// computations in registers between its products.
 #pragma once
 
 #include "attention_wgmma_pieces.cuh"
@@ -21,7 +21,7 @@ struct BackwardShape {
     static constexpr int stages = 3;  // tiles of queries in flight, 32 KiB each
     static constexpr int threads = 128 * (consumers + 1);
     static constexpr int consumer_registers = 240, producer_registers = 24;
-    // a row of D consists of this many rows of 128 bytes (wgmma.cuh)
+    // A row of D consists of this many rows of 128 bytes (wgmma.cuh).
     static constexpr int parts = D / 64;
 };
 
@@ -35,8 +35,8 @@ struct BackwardShared {
     int outgoing[4 * Shape::consumers][dq_of_warp];     // each warp's part of dQ; at the end dK, dV
     BackwardRows<D> rows[Shape::stages];
     Barrier full[Shape::stages], empty[Shape::stages], kv_full, kv_empty, ds_ready, ds_free;
-    // the number of the tile whose K and V are there, and of the previous one, in alternating
-    // places; a number past the last tile ends the work
+    // The number of the tile whose K and V are there, and of the previous one, in alternating
+    // places; a number past the last tile ends the work.
     int tile[2];
 };
 static_assert(sizeof(BackwardShared<64>) <= 227 << 10 && sizeof(BackwardShared<128>) <= 227 << 10);
@@ -56,7 +56,7 @@ __device__ void init_barriers(BackwardShared<D>& shared) {
 }
 
 // This thread's number in its warpgroup, read anew each time: otherwise the compiler would keep
-// what is computed from it in registers through all loops.
+// values that depend on it in registers through all loops.
 __device__ inline unsigned thread_here() {
     unsigned thread = threadIdx.x;
     SM90A("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -65,9 +65,10 @@ __device__ inline unsigned thread_here() {
 
 __device__ inline bool first_lane() { return thread_here() % 32 == 0; }
 
-// What is added to dQ's sums: x y rounded to an integer, plus rounded_zero. If |x y| is below 2^22,
-// adding 1.5 2^23, whose last bit is worth 1, is enough; a larger x y sets bits from 2^23 on in
-// `too_large`. A conversion instruction would be slow, as it runs on the special function unit.
+// The number that is added to dQ's sums: x y rounded to an integer, plus rounded_zero. If |x y| is
+// below 2^22, adding 1.5 2^23, whose last bit is worth 1, is enough; a larger x y sets bits from
+// 2^23 on in `too_large`. A conversion instruction would be slow, since it runs on the special
+// function unit.
 __device__ inline int quick_round(float x, float y, int& too_large) {
     const int bits = __float_as_int(fmaf(x, y, __int_as_float(rounded_zero)));
     too_large |= bits ^ rounded_zero;
@@ -75,7 +76,7 @@ __device__ inline int quick_round(float x, float y, int& too_large) {
 }
 __device__ inline int slow_round(float x) { return __float2int_rn(x) + rounded_zero; }
 
-// Writes a warp's 16 rows of a part of dQ as such integers to `place`, multiplied by one factor for
+// Writes a warp's 16 rows of a part of dQ as such integers to `state`, multiplied by one factor for
 // this thread's row g and another for row g + 8 (mma.cuh).
 __device__ inline void round_dq(int* state, const float (&part)[8][4], float low, float high) {
     int4* const to = reinterpret_cast<int4*>(state) + thread_here() % 32;
@@ -107,8 +108,8 @@ __device__ void hide_unseen(float (&score)[backward_queries(D) / 8][4], const Ba
         }
 }
 
-// Turns dP into dS = P (dP - delta). P is packed as the products need it; delta, of this thread's
-// columns, is in the order of BackwardRows.
+// Turns dP into dS = P (dP - delta). P is packed as the products need it; delta belongs to this
+// thread's columns, in the order of BackwardRows.
 template <int tiles>
 __device__ void to_ds(float (&dp)[tiles][4], const uint32_t (&p)[tiles / 2][4],
                       const float (&delta)[tiles / 2][4]) {
@@ -131,7 +132,7 @@ struct StepState {
     __device__ int stage() const { return n < stages ? n : n - stages; }
     __device__ int stage_before() const { return stage() == 0 ? stages - 1 : stage() - 1; }
     __device__ uint32_t parity() const { return n < stages ? 0 : 1; }
-    // Of a ring with one stage; the previous step has the other parity.
+    // The parity in a ring with one stage; the previous step has the other parity.
     __device__ uint32_t step_parity() const { return uint32_t(n) % 2; }
     __device__ void advance() { n = n + 1 == 2 * stages ? 0 : n + 1; }
 };
@@ -156,11 +157,12 @@ struct QueryTiles {
     __device__ void advance() {
         if (++number == per_head) number = begin, ++head;
     }
-    // The tile's place in OpenTiles, with so many tiles from one head to the next.
+    // The tile's place in OpenTiles, with `stride` tiles from one head to the next.
     __device__ int index(int stride) const { return head * stride + number; }
 };
 
-// Runs on one thread, which requests what the consumers need, in the order in which they need it.
+// Runs on one thread, which loads the tiles that the consumers need, in the order in which they
+// need them.
 template <int D>
 __device__ void produce(BackwardShared<D>& shared, const OpenTiles<D>& open, const CUtensorMap* q,
                         const CUtensorMap* dout, const CUtensorMap* k, const CUtensorMap* v,
@@ -168,7 +170,7 @@ __device__ void produce(BackwardShared<D>& shared, const OpenTiles<D>& open, con
     using Shape = BackwardShape<D>;
     PipelineState<Shape::stages> state;
     PipelineState<1> kv_state;
-    // A tile's number, and how many bytes to expect.
+    // Publishes a tile's number, and how many bytes to expect.
     const auto publish = [&](int index, int bytes) {
         barrier_wait(&shared.kv_empty, kv_state.parity ^ 1);
         shared.tile[kv_state.parity] = index;

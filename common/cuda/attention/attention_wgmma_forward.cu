@@ -1,25 +1,25 @@
 // FlashAttention-3 forward for Hopper (Shah et al. 2024, https://arxiv.org/abs/2407.08608): bf16,
 // head dimension 64 or 128.
 //
-// The formulas are those of attention_mma_forward.cu. What is new is the synchronization. A block
-// has one warpgroup that loads (TMA) and two or three that compute, each on its own 64 queries; K
-// and V tiles of 128 keys pass through one ring of slots:
+// The formulas are those of attention_mma_forward.cu. The synchronization is new. A block has one
+// warpgroup that loads (TMA) and two or three that compute, each on its own 64 queries; K and V
+// tiles of 128 keys pass through one ring of slots:
 //
 //     producer     Q | K0 K1 V0 K2 V1 K3 V2 ...     waits for `empty`, TMA arrives at `full`
 //     consumer 0   S0 = Q K0 | turn: S1, O += P0 V0 | softmax of S1 ...... | turn: S2, ...
 //     consumer 1             | softmax of S0 ...... | turn: S1, O += P0 V0 | softmax of S1 ...
 //
-// Matrix products and exponentials overlap in two ways. Between warpgroups: the one whose turn it
-// is issues its two products and passes the turn on, so that one warpgroup's softmax overlaps the
+// Matrix products and exponentials overlap in two ways. Between warpgroups: the warpgroup whose
+// turn it is issues its two products and passes the turn on, so that its softmax overlaps the
 // other's products. Within a warpgroup: the softmax of S1 begins as soon as S1 is complete, while
 // P0 V0 is still running. P stays in registers (two C tiles are one A tile, mma.cuh); V is read
 // with its keys as rows.
 //
 // The loop runs from the last key to the first, so the masked tiles come first. Blocks are
 // persistent: one per multiprocessor takes tiles of queries, longest first, until none is left, so
-// that all blocks end at about the same time. (Where tiles are equal, the keys of those that are
-// left over are divided: Pieces.) A block loads the next tile's Q while it computes this one. O is
-// written through the shared memory that held Q. FLOPs: 4 Tq Tk D per head, half of that if causal.
+// that all blocks end at about the same time. (If tiles are equal, the keys of the leftover tiles
+// are divided: Pieces.) A block loads the next tile's Q while it computes this one. O is written
+// through the shared memory that held Q. FLOPs: 4 Tq Tk D per head, half of that if causal.
 #include "attention_wgmma_forward.cuh"
 
 namespace ultrascale::ops {
@@ -99,7 +99,7 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
                 }
             softmax(score);
         };
-        int v_stage = -1;  // of the V that the running product reads
+        int v_stage = -1;  // the V that the running product reads
         // Waits for the running product with V, and prepares O and P for the next one.
         const auto finish_output = [&] {
             wgmma_wait<0>(out);
@@ -135,7 +135,7 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
             release(k.stage);
             to_probabilities(own - 1);
         }
-        // TMA has long read the previous tile's O: that buffer is free for the Q of the next tile
+        // TMA read the previous tile's O long ago: that buffer is free for the next tile's Q
         if (leader && stored) {
             tma_store_wait_read<0>();
             barrier_arrive(&shared.q_empty[q_state.stage ^ 1]);
@@ -193,7 +193,7 @@ __device__ void consume(ForwardShared<D>& shared, int consumer, const CUtensorMa
         fence_async_proxy();
         sync_some<128>(first_group + consumer);
         if (leader) {
-            // TMA leaves out rows from Tq on
+            // TMA omits rows from Tq on.
             tma_store(o, q, 0, first, tile.h * Shape::parts, tile.b);
             tma_store_commit();
         }

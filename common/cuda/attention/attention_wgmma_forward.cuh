@@ -14,7 +14,7 @@ struct ForwardShape {
     // Registers per thread after their redistribution; a multiprocessor has 65,536 in all.
     static constexpr int consumer_registers = consumers == 3 ? 160 : 232,
                          producer_registers = consumers == 3 ? 32 : 40;
-    // a row of D consists of this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart
+    // A row of D consists of this many rows of 128 bytes (wgmma.cuh), keys or 64 rows apart.
     static constexpr int parts = D / 64;
 };
 
@@ -25,7 +25,7 @@ struct ForwardShared {
              [64 * D];  // (parts, 64, 64): for this tile and the next one; O at the end
     Element kv[Shape::slots][Shape::keys * D];
     Barrier full[Shape::slots], empty[Shape::slots], q_full[2], q_empty[2];
-    // the number of the tile whose Q is there; a number past the last tile ends the work
+    // The number of the tile whose Q is there; a number past the last tile ends the work.
     int tile[2];
 };
 static_assert(sizeof(ForwardShared<64>) <= 227 << 10 && sizeof(ForwardShared<128>) <= 227 << 10);
@@ -47,7 +47,8 @@ struct QueryTile : TilePiece {
     }
 };
 
-// Runs on one warp, which loads what the consumers need, in the order in which they need it.
+// Runs on one warp, which loads the tiles that the consumers need, in the order in which they need
+// them.
 template <int D>
 __device__ void produce(ForwardShared<D>& shared, const CUtensorMap* q, const CUtensorMap* k,
                         const CUtensorMap* v, const AttentionSizes& s, const DeviceMask& mask,

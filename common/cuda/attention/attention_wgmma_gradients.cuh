@@ -1,5 +1,5 @@
-// How attention_wgmma_backward.cu stores dV and dK: whole, through TMA, or those of a piece of the
-// queries.
+// How attention_wgmma_backward.cu stores dV and dK: whole tiles through TMA, or those of a piece of
+// the queries.
 #pragma once
 
 #include "attention_wgmma_backward.cuh"
@@ -16,8 +16,8 @@ __device__ void store_piece(const Pieces& pieces, const KeyTile& tile, int first
     store_rows<D>(to + pieces.count() * numel, first_key - tile.first, lane, dk);
 }
 
-// Where dV and dK go: to bf16, or to fp32, where they may be added to what is there. (If that were
-// no constant, registers would spill.)
+// The destination of dV and dK: bf16, or fp32, where they may be added to the present values. (If
+// this were not a constant, registers would spill.)
 struct NarrowOutput {
     CUtensorMap dk, dv;
     static constexpr bool add = false;
@@ -29,7 +29,7 @@ struct WideOutput {
 };
 
 // TMA copies them from the warp's own `place`, which dQ's parts use before. A warp that writes
-// there first waits until TMA has read what was there; it sends when all lanes have written.
+// there first waits until TMA has read the previous contents; it sends when all lanes have written.
 __device__ inline void make_room() {
     if (first_lane()) tma_store_wait_read<0>();
     __syncwarp();
@@ -41,7 +41,7 @@ __device__ void send_written(Send&& send) {
     if (first_lane()) send(), tma_store_commit();
 }
 
-// dV and dK at once if there is room. (TMA leaves out rows from Tk on.)
+// Stores dV and dK at once if there is room. (TMA omits rows from Tk on.)
 template <int D>
 __device__ void store_whole(const NarrowOutput& out, int* to, const KeyTile& tile, int first_key,
                             const float (&dv)[D / 8][4], const float (&dk)[D / 8][4],
@@ -58,7 +58,7 @@ __device__ void store_whole(const NarrowOutput& out, int* to, const KeyTile& til
     send_written([&] { tma_store(&out.dk, behind, 0, first_key, part, tile.b); });
 }
 
-// 64 columns of fp32 at a time, as two tiles of 32: that is all that there is room for.
+// Stores 64 columns of fp32 at a time, as two tiles of 32: there is room for no more.
 template <int D, bool add>
 __device__ void store_columns(const CUtensorMap* map, float* to_shared, const KeyTile& tile,
                               int first_key, const float (&rows)[D / 8][4], float factor) {

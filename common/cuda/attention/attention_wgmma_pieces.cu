@@ -1,5 +1,4 @@
-// How many pieces a tile is divided into, and how they are put together
-// (attention_wgmma_pieces.cuh).
+// Decides how many pieces a tile is divided into, and merges them (attention_wgmma_pieces.cuh).
 #include "attention_wgmma_backward.cuh"
 #include "attention_wgmma_forward.cuh"
 
@@ -7,8 +6,8 @@ namespace ultrascale::ops {
 
 namespace {
 
-// Few tiles, in backward: enough pieces that the longest tile, whose keys all queries see, takes
-// about as long as the work of all tiles (half of which a causal mask hides) divided by the
+// For few tiles, in backward: enough pieces that the longest tile, whose keys all queries see,
+// takes about as long as the work of all tiles (half of which a causal mask hides) divided by the
 // multiprocessors. It also chooses two if there are a few hundred long tiles: a few heads are
 // processed at a time (TileOrder), so the longest tile of the last heads begins late. (H200,
 // Llama-3-8B's heads: one sequence of 4096 0.99 -> 0.80 ms, of 8192 3.14 -> 2.86; but doubling the
@@ -20,10 +19,10 @@ int pieces_of_few(int64_t tiles, int64_t steps, bool causal) {
                                    std::max<int64_t>(steps / 4, 1)));
 }
 
-// Tiles that all take the same number of steps: what is left after whole rounds of all
-// multiprocessors would occupy only some of them. So many pieces of each of these tiles take the
-// fewest steps, if a piece's beginning and end cost as much as 6, and the second launch and the
-// addition as much as 16 (of 2.5 us each).
+// For tiles that all take the same number of steps: after whole rounds of all multiprocessors, the
+// leftover tiles would occupy only some of them. Returns the number of pieces of each of these
+// tiles for which the fewest steps are needed, if a piece's beginning and end cost as much as 6
+// steps, and the second launch and the addition as much as 16 (of 2.5 us each).
 int pieces_of_rest(int64_t tiles, int64_t steps) {
     const auto steps_with = [&](int64_t pieces) {
         return ceil_div(tiles * pieces, int64_t(multiprocessors())) * (ceil_div(steps, pieces) + 6);

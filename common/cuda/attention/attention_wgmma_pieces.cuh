@@ -7,15 +7,15 @@
 
 namespace ultrascale::ops {
 
-// A block processes a tile: forward of queries, with all keys that they see; backward of keys, with
-// all queries that see them. If that would leave multiprocessors idle, what a tile needs of the
-// other side is divided among several blocks (pieces), whose results are then put together in
-// order. This is the work of one launch: tiles begin .. end - 1 of an order, each in `per_tile`
-// pieces.
+// A block processes a tile: in forward a tile of queries, with all keys that they see; in backward
+// a tile of keys, with all queries that see them. If that would leave multiprocessors idle, a
+// tile's work on the other side is divided among several blocks (pieces), whose results are then
+// merged in order. This is the work of one launch: tiles begin .. end - 1 of an order, each in
+// `per_tile` pieces.
 struct Pieces {
     TileOrder order;
     int begin, end, per_tile;
-    float* results = nullptr;  // of all pieces; null if per_tile is 1
+    float* results = nullptr;  // those of all pieces; null if per_tile is 1
     __host__ __device__ int tiles() const { return end - begin; }
     __host__ __device__ int count() const { return tiles() * per_tile; }
 };
@@ -28,14 +28,15 @@ struct TilePiece {
         const Tile tile = pieces.order.at(pieces.begin + number);
         b = tile.b, h = tile.h, rank = tile.rank;
     }
-    // Its part of `all` tiles of the other side: from the first up to, but not including, the last.
+    // The piece's part of `all` tiles of the other side: from the first up to, but not including,
+    // the last.
     __device__ int first_of(int all, int per_tile) const {
         return int(int64_t(all) * piece / per_tile);
     }
     __device__ int last_of(int all, int per_tile) const {
         return int(int64_t(all) * (piece + 1) / per_tile);
     }
-    // The place of its result among those of all pieces.
+    // The place of its result among the results of all pieces.
     __device__ int64_t index(const Pieces& pieces) const {
         return int64_t(piece) * pieces.tiles() + number;
     }
@@ -56,14 +57,14 @@ __device__ void store_rows(float* tile, int first_row, int lane, const float (&r
     }
 }
 
-// Defined in attention_wgmma_pieces.cu. The launches that process all tiles, one after the other,
-// if a tile takes so many steps. `few`: also if there are only few tiles.
+// The launches that process all tiles, one after the other, if a tile takes this many steps. `few`:
+// also if there are only few tiles. Defined in attention_wgmma_pieces.cu.
 std::vector<Pieces> divided(const TileOrder& order, int64_t steps, const DeviceMask& mask,
                             bool few);
-// Allocates results of so many fp32 numbers each; empty if there is only one piece.
+// Allocates results of `numel` fp32 numbers each; empty if there is only one piece.
 Tensor piece_results(Pieces& pieces, int64_t numel);
 
-// O of a piece of a tile's keys is followed by the queries' log-sum-exps.
+// A piece of a tile's keys has O, followed by the queries' log-sum-exps.
 template <int D>
 constexpr int forward_piece(int queries) {
     return queries * (D + 1);
@@ -71,8 +72,8 @@ constexpr int forward_piece(int queries) {
 // Merges the pieces into o and lse, for head dimension s.D.
 void merge_pieces(const Tensor& o, const Tensor& lse, const Pieces& pieces,
                   const AttentionSizes& s);
-// A piece of a tile's queries has dV, and then dK without scale. Adds the pieces up: dk and dv
-// (bf16 or fp32) of the launch's tiles; `add`: they are added to.
+// A piece of a tile's queries has dV, and then dK without scale. Adds the pieces up to dk and dv
+// (bf16 or fp32) of the launch's tiles. With `add`, the sums are added to dk and dv.
 void add_pieces(const Tensor& dk, const Tensor& dv, const Pieces& pieces, const AttentionSizes& s,
                 bool add);
 

@@ -1,5 +1,5 @@
-// What runs before and after attention_wgmma_backward.cu: it fills BackwardRows, and computes dQ
-// from the sums (attention_wgmma_sums.cuh).
+// Runs before and after attention_wgmma_backward.cu: fills BackwardRows, and computes dQ from the
+// sums (attention_wgmma_sums.cuh).
 #include "attention_wgmma_sums.cuh"
 
 namespace ultrascale::ops {
@@ -9,8 +9,8 @@ namespace {
 constexpr int threads = 256;
 
 // The length of a row of D numbers, of which each of D / 8 neighbouring threads holds 8; each of
-// them gets the result. It must never be too small: `tiny` makes up for squares below 2^-149, which
-// become zero.
+// them gets the result. It must never be too small: `tiny` compensates for squares below 2^-149,
+// which become zero.
 constexpr float tiny = 1e-20f;
 template <int D>
 __device__ float row_length(const Pack<Element, 8>& pack) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(threads)
         for (int u = 0; u < at_once; ++u) {
             const int bits = __float_as_int(row_length<D>(pack[u])) & INT_MAX;
             if (int(threadIdx.x) % lanes == 0)
-                // if there is no row: tiny
+                // Without any row it is tiny.
                 atomicMax(&by_head[(i + u * groups + group) % heads], bits);
         }
     }
@@ -65,7 +65,7 @@ __device__ float factor_for(float bound) {
     return bound < INFINITY ? __int_as_float((127 + 156 - exponent) << 23) : NAN;
 }
 
-// A sum without what rounded_zero has added.
+// A sum without the rounded_zeros that were added to it.
 __device__ int without_zeros(int sum, int tiles_added) {
     return int(unsigned(sum) - unsigned(rounded_zero) * unsigned(tiles_added));
 }
@@ -78,7 +78,7 @@ __device__ void divide_sums(int4* sums, const int* shift, int tiles_added) {
         return int((x + (int64_t(1) << by >> 1)) >> by);
     };
     for (int i = int(threadIdx.x); i < backward_queries(D) * D / 4; i += threads) {
-        // see the layout above dq_tile
+        // The layout is described above dq_tile.
         const int tile = i / (dq_tile / 4) / (D / 64), warp = i / (dq_of_warp / 4) % 4,
                   row = 64 * tile + 16 * warp + i % 32 / 4;
         const int low = min(shift[row], 32), high = min(shift[row + 8], 32);
@@ -88,7 +88,7 @@ __device__ void divide_sums(int4* sums, const int* shift, int tiles_added) {
 }
 
 // Each block of threads handles a tile of queries. `opens`: it sets the sums to zero, and writes
-// what concerns the queries alone. `block`: it prepares them for a block of keys.
+// the numbers that concern only the queries. `block`: it prepares the sums for a block of keys.
 template <int D, bool opens, bool block>
 __global__ void __launch_bounds__(threads)
     fill_rows(OpenTiles<D> open, const Element* dout, const float* lse, const float* delta,
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(threads)
     if (thread < queries) {
         const int index = row_index(thread), query = min(first + thread, int(s.Tq) - 1);
         if constexpr (opens) {
-            // after the last query Q and dO are zero, and so is everything computed from them
+            // After the last query Q and dO are zero, and so are all results from them.
             const bool valid = query == first + thread;
             const int64_t at = head * s.Tq + query;
             tile.log2_sum[index] = valid ? log2_sum_of(lse[at]) : 0;

@@ -1,5 +1,5 @@
-// What runs before attention_wgmma_backward.cu (it computes a few numbers for each query) and after
-// it (it computes dQ).
+// Kernels that run before attention_wgmma_backward.cu (they compute a few numbers for each query)
+// and after it (they compute dQ).
 //
 // dQ = scale dS K is a sum over all keys. Each tile of keys adds its part in memory, in no fixed
 // order. To give the same bits in every run, the parts are added as integers: in fixed point, with
@@ -13,11 +13,11 @@
 //
 // (|.| of a row is its length; the maxima are over the keys of a head, in all blocks so far).
 //
-// The factor is the power of two that brings bound_i below 2^30: one bit remains for what P and dS
-// may gain by rounding. The cost in precision: each tile's part is rounded to bound_i / 2^30, and
-// the bound is far above a typical dQ. For random numbers and 8192 keys it is some 2^13 times as
-// large, which leaves dQ 17 bits; the result, in bf16, has 8. Integers have no infinity and no NaN.
-// So a row of dQ becomes NaN if its bound (which depends on all of the head's K and V) or its
+// The factor is the power of two that brings bound_i below 2^30; one bit remains for the increase
+// of P and dS by rounding. The cost in precision: each tile's part is rounded to bound_i / 2^30,
+// and the bound is far above a typical dQ. For random numbers and 8192 keys it is about 2^13 times
+// as large, which leaves dQ 17 bits; the result, in bf16, has 8. Integers have no infinity and no
+// NaN. So a row of dQ becomes NaN if its bound (which depends on all of the head's K and V) or its
 // log-sum-exp is infinite or NaN.
 #pragma once
 
@@ -33,44 +33,44 @@ constexpr int dq_tile = 64 * 64, dq_of_warp = dq_tile / 4;
 constexpr int backward_queries(int D) { return D == 64 ? 128 : 64; }  // per tile
 constexpr int backward_keys = 128;
 
-// What each tile of keys adds to a sum besides its part of dQ: the bits of the float 1.5 2^23, left
-// in it by quick_round. To subtract them at every step would take 32 of a step's some 430
-// instructions; instead to_dq subtracts them once, as often as tiles have added them (modulo 2^32).
+// The number that each tile of keys adds to a sum besides its part of dQ: the bits of the float 1.5
+// 2^23, which quick_round leaves in it. Subtracting them at every step would take 32 of a step's
+// roughly 430 instructions; instead to_dq subtracts them once, as often as tiles have added them
+// (modulo 2^32).
 constexpr int rounded_zero = 0x4b400000;
 
-// What the backward kernel needs for a tile of queries besides Q and dO. TMA loads it with them, so
-// its size must be a multiple of 16 bytes. log2_sum and delta are ordered by row_index.
+// The data that the backward kernel needs for a tile of queries besides Q and dO. TMA loads it with
+// them, so its size must be a multiple of 16 bytes. log2_sum and delta are ordered by row_index.
 template <int D>
 struct alignas(16) BackwardRows {
     static constexpr int queries = backward_queries(D);
     float log2_sum[queries], delta[queries], factor[queries];
-    int begin[queries];  // of each query's document: its first key
-    // key_end: the end of the keys that the first query sees; if causal, each further query sees
-    // one more, up to Tk
+    int begin[queries];  // for each query: the first key of its document
+    // key_end: the end of the keys that the first query sees. If causal, each further query sees
+    // one more key, up to Tk.
     int highest_begin, key_end;
     int tiles_added;  // how many tiles of keys have added to the sums, with rounded_zero
 };
-// S^T has queries as columns, of which a thread holds 8 j + 2 t and the next one (mma.cuh, t = lane
-// % 4). Here those of two neighbouring j are adjacent, so that one access at 16 (j / 2) + 4 t loads
-// four numbers.
+// S^T has queries as columns; a thread holds columns 8 j + 2 t and the next one (mma.cuh, t = lane
+// % 4). Here those of two neighbouring j are adjacent, so one access at 16 (j / 2) + 4 t loads four
+// numbers.
 __host__ __device__ constexpr int row_index(int column) {
     return column / 16 * 16 + column % 8 / 2 * 4 + column / 8 % 2 * 2 + column % 2;
 }
 
 // Defined in attention_wgmma_sums.cu. An OpenDq (ops_attention.h) has for each tile of queries (B,
 // H, tiles) its BackwardRows, its sums, int32 (queries / 64, D / 64, dq_tile), and the lengths |dO|
-// of its queries; and longest (2, B, K): how long a row of K and of V has been in the blocks so
-// far. A block with longer ones, because of which a query needs a smaller factor, first divides its
-// sums by a power of two.
+// of its queries; and longest (2, B, K): the length of the longest row of K and of V in the blocks
+// so far. If a block has longer rows, because of which a query needs a smaller factor, it first
+// divides its sums by a power of two.
 //
 // Prepares a block of sequence b, of queries from `first` on.
 void next_block(const OpenDq& open, int64_t b, int64_t first, const Tensor& k, const Tensor& v,
                 const AttentionSizes& s, const DeviceMask& mask);
-// Begins with a block of all queries, which is the only one.
+// Begins with a block of all queries, which is the only block.
 OpenDq open_with_block(const Tensor& dout, const Tensor& lse, const Tensor& delta, const Tensor& k,
                        const Tensor& v, const AttentionSizes& s, const DeviceMask& mask);
 
-// A block's tiles of queries.
 template <int D>
 struct OpenTiles {
     BackwardRows<D>* rows;

@@ -1,7 +1,7 @@
 // Attention in tiles with an online softmax (FlashAttention: Dao et al. 2022,
 // https://arxiv.org/abs/2205.14135): the operations, and the choice of their kernels. They use the
 // fastest kernels that support the case: Hopper's (attention_wgmma_*.cu), else those for any tensor
-// cores (attention_mma_*.cu), else the plain ones (ops_attention_plain.cu).
+// cores (attention_mma_*.cu), else the plain kernels (ops_attention_plain.cu).
 #include "attention.cuh"
 #include "cuda/ops_common.cuh"
 

@@ -1,5 +1,5 @@
-// delta = rowsum(dout * o), all that attention's backward needs from the output. Reads both once (4
-// bytes per element in bf16).
+// delta = rowsum(dout * o), which is all that attention's backward needs from the output. Reads
+// both once (4 bytes per element in bf16).
 #include "cuda/ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(threads) delta_rows(float* delta, const T* dou
                                                       int64_t B, int64_t Tq, int64_t H, int64_t D) {
     constexpr int lanes = 8;
     const int64_t blocks = (Tq + 31) / 32,
-                  // neighbouring warps: heads
+                  // Neighbouring warps take neighbouring heads.
         warp = (int64_t(blockIdx.x) * threads + threadIdx.x) / 32;
     const int64_t h = warp % H, first = warp / H % blocks * 32, b = warp / H / blocks;
     if (b >= B) return;
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(threads) delta_rows(float* delta, const T* dou
         }
         for (int offset = lanes / 2; offset > 0; offset /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, offset);
-        // token lane % (32 / lanes) of this turn
+        // The sum for token lane % (32 / lanes) of this turn.
         const float group_sum = __shfl_sync(0xffffffffu, sum, lane % (32 / lanes) * lanes);
         if (lane / (32 / lanes) == turn) mine = group_sum;
     }

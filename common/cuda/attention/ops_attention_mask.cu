@@ -1,4 +1,4 @@
-// A mask with a stride in the units of the kernels, which know keys and no positions.
+// Converts a mask with a stride to the units of the kernels, which count keys instead of positions.
 #include "attention.cuh"
 #include "cuda/ops_common.cuh"
 

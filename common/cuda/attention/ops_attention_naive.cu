@@ -85,8 +85,7 @@ Matrices pairs(const Tensor& x, int64_t b, const AttentionSizes& n) {
             x.dtype(), n.Tk, n.group() * n.Tq * n.Tk};
 }
 
-// ---- softmax: a warp handles a row
-// ----------------------------------------------------------------
+// ---- softmax: a warp handles a row --------------------------------------------------------------
 constexpr int threads = 256;
 
 // probabilities (H, Tq, Tk) of sequence b, zeros where the mask hides the key.
@@ -133,8 +132,8 @@ __global__ void __launch_bounds__(threads) narrow(T* to, const float* from, int6
 
 unsigned blocks_for(int64_t rows) { return unsigned(ceil_div(rows, threads / 32)); }
 
-// dk or dv of sequence b = alpha * the sum over the query heads g that share a key head of a_g^T
-// b_g.
+// dk or dv of sequence b = alpha * the sum of a_g^T b_g over the query heads g that share a key
+// head.
 void sum_over_group(const Tensor& out, int64_t b, const AttentionSizes& n, float alpha,
                     const Matrices& weights, const Matrices& x) {
     const bool direct =

@@ -74,7 +74,7 @@ struct ThreadPosition {
 template <int c, int rows, class T>
 __device__ void stage(float* const (&to)[2], const T* x, const T* y, int64_t from_stride,
                       int64_t present, const Inputs<T>& in) {
-    __syncthreads();  // until nobody reads the previous contents any more
+    __syncthreads();  // until the previous contents have been read
     constexpr int packs = 32 * c / 4;
     const int D = int(in.s.D);
     const bool four = in.aligned && D % 4 == 0;  // elements in one access
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(threads) forward(T* o, float* lse, Inputs<T> i
 
 // ---- backward: P = exp(scale S - lse), dP = dO V^T, dS = P * (dP - delta), and scale at the end -
 
-// dQ = dS K: the rows are queries, the tiles keys.
+// Computes dQ = dS K: the rows are queries, the tiles keys.
 template <int c, class T>
 __global__ void __launch_bounds__(threads) backward_queries(T* dq, Inputs<T> in) {
     const ThreadPosition<c> at(in.s.Tq, in.s.H);
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(threads) backward_queries(T* dq, Inputs<T> in)
             store_row(dq + q_begin + (at.first + r) * s.q_row(), sum[r], s.scale(), at, s.D);
 }
 
-// dV = P^T dO and dK = dS^T Q: the rows are keys, the tiles queries of each of the heads that share
-// them.
+// Computes dV = P^T dO and dK = dS^T Q: the rows are keys, the tiles queries of each of the heads
+// that share these keys.
 template <int c, class T>
 __global__ void __launch_bounds__(threads) backward_keys(T* dk, T* dv, Inputs<T> in) {
     const ThreadPosition<c> at(in.s.Tk, in.s.K);
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(threads) backward_keys(T* dk, T* dv, Inputs<T>
     for (int64_t h = at.head * s.group(); h < (at.head + 1) * s.group(); ++h)
         for (int64_t n = in.mask.first_query(at.block_first); n < s.Tq; n += tile_rows) {
             int begin, end;
-            // of this lane's query: the same in every warp, so all skip or none
+            // This lane's query has the same range in every warp, so all skip it or none does.
             in.mask.range(at.b, n + at.lane, begin, end);
             if (!__any_sync(0xffffffffu, begin < end && begin < at.block_first + at.block_rows &&
                                              end > at.block_first))

@@ -12,15 +12,16 @@
 
 #include "emulator/simt.h"
 
-// Everything it calls is inlined, as CUDA's compiler does, so each load has its own address.
+// All functions that it calls are inlined, as CUDA's compiler does, so each load has its own
+// address.
 #define __global__ __attribute__((flatten))
 #define __device__
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
-// A core runs one block at a time: so a variable of the core is shared by the block. constinit: no
-// code initializes it at its first use. The tag becomes part of its name in the symbol table, where
+// A core runs one block at a time, so the block shares a variable of the core. constinit: no code
+// initializes it at its first use. The tag becomes part of its name in the symbol table, where
 // shared_arrays.cpp looks for it.
 #define __shared__ __attribute__((abi_tag("shared"))) thread_local constinit
 
@@ -60,7 +61,7 @@ inline uint32_t ballot(const Lanes& votes, uint32_t mask) {
         if (mask >> i & 1 && votes.values[i]) result |= 1u << i;
     return result;
 }
-// The value of lane `source`.
+// Returns the value of lane `source`.
 template <class T>
 [[gnu::always_inline]] inline T shuffled(uint32_t mask, T value, int source, const char* what) {
     return from_bits<T>(shuffle(mask, to_bits(value), source, what));
@@ -142,7 +143,7 @@ inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-// Cache hints: here ordinary loads and stores.
+// With cache hints on a GPU; here ordinary loads and stores.
 template <class T>
 T __ldg(const T* from) {
     return *from;

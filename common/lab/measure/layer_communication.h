@@ -1,4 +1,4 @@
-// Counts what one layer sends: the first layer, in the first step, separately for forward and
+// Counts the messages of one layer: the first layer, in the first step, separately for forward and
 // backward.
 #pragma once
 
@@ -21,8 +21,8 @@ public:
 
     CommunicationCount forward(Collective kind) const { return sent_[0][size_t(kind)]; }
 
-    // Of forward (0) or backward (1): "2 all-reduce, each of 1.00 MiB"; calls of a GEMM's chunks
-    // count one by one.
+    // The calls of forward (0) or backward (1): "2 all-reduce, each of 1.00 MiB". The calls for a
+    // GEMM's chunks count one by one.
     std::string in_words(int pass) const {
         std::string words;
         for (int k = 0; k < collective_kinds; ++k) {

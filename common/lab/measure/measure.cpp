@@ -41,7 +41,7 @@ Measured measure(const DataLoader& loader, const DataSlice& slice, int64_t seque
             communication += count.seconds, exposed += count.exposed;
     }
     for (const std::string& rank_wrong :
-         world.gather_strings(wrong))  // whose losses may be their own
+         world.gather_strings(wrong))  // their losses may be their own
         if (!rank_wrong.empty())
             throw UserError("a compared step is not finite: " + rank_wrong, Exit::not_finite);
     const double n = double(m.steps);

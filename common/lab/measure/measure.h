@@ -1,4 +1,4 @@
-// Measuring steps and calls, for --compare and for demos.
+// Measures steps and calls, for --compare and for demos.
 #pragma once
 
 #include <functional>
@@ -16,9 +16,9 @@ struct Measured {
     double communication_seconds, exposed_seconds;  // per step, of the slowest rank
     double sent_bytes;                              // per step, of this rank
 };
-// `settle` waits for communication that a step leaves unfinished. UserError if a loss or a norm was
-// not finite on any rank. Afterwards memory_peak_by_category() and the trace's spans, if recorded,
-// cover the measured steps only.
+// `settle` waits for communication that a step leaves unfinished. Throws UserError if a loss or a
+// norm was not finite on any rank. Afterwards memory_peak_by_category() and the trace's spans, if
+// recorded, cover the measured steps only.
 Measured measure(const DataLoader& loader, const DataSlice& slice, int64_t sequences, int64_t steps,
                  const std::function<void(Step&)>& step, const std::function<void()>& settle = {});
 

@@ -17,8 +17,8 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// The part of command line `a` that differs from `b`: without the words at the beginning and end
-// that both share, but with the option to which a differing value belongs.
+// The part of command line `a` that differs from `b`: without the words that both share at the
+// beginning and end, but with the option to which a differing value belongs.
 std::string differing_part(const Words& a, const Words& b) {
     const auto same_first = std::ranges::mismatch(a, b);
     const auto same_last =
@@ -65,8 +65,8 @@ void compare_with_other_ranks(const std::string& program, int argc, char** argv)
     }
 }
 
-// If mpirun belongs to a different MPI than the one this program was built with, or srun does not
-// speak to it, they start programs that do not know of each other, and that would overwrite each
+// If mpirun belongs to a different MPI than the one with which this program was built, or if srun
+// does not speak to it, they start programs that do not know of each other and would overwrite each
 // other's files.
 void check_launcher() {
     if (Communicator::world().size() > 1) return;

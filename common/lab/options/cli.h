@@ -39,75 +39,72 @@ struct Options {
     double temperature = 0.8;
     std::string prompt = "The ";
     std::string json, trace, html;
-    std::string svg;                 // a directory
-    double peak_tflops = 0;          // 0: the device's own
-    double device_memory_gib = 0;    // 0: the device's own
-    bool copy_engines = true;        // comm.h: use_copy_engines
-    JsonFields values;               // all options and their values, including the chapter's own
-    OptionTexts training_texts;      // what a checkpoint records of them
-    bool own_head = false;           // has_own_head() of --load
-    std::vector<std::string> notes;  // what the user should know of --load and --model
+    std::string svg;                       // a directory
+    double peak_tflops = 0;                // 0: the device's own
+    double device_memory_gib = 0;          // 0: the device's own
+    bool copy_engines = true;              // comm.h: use_copy_engines
+    JsonFields values;                     // all options' values, including the chapter's own
+    OptionTexts training_texts;            // the options that a checkpoint records
+    bool own_head = false;                 // has_own_head() of --load
+    std::vector<std::string> notes;        // what the user should know about --load and --model
     std::vector<std::string> given_names;  // of the options on the command line
-    // Whether --name is on the command line.
     bool given(const std::string& name) const {
         return std::ranges::find(given_names, name) != given_names.end();
     }
 
-    // --data was not given, and `data` is the file that the run in --load was trained on
+    // --data was not given, and `data` is the file on which the run in --load was trained.
     bool data_of_run = false;
     // The data's path: --data, or the text that comes with the project.
     std::string data_path() const;
     std::string data_name() const;  // in a checkpoint (checkpoint.h: TrainingState)
     const std::string& model_name() const { return load.empty() ? model : load; }  // in the report
     DType grad_dtype() const { return fp32_grads ? DType::fp32 : dtype; }
-    // UserError where --json or --html is given in a mode of the program that has no figures.
+    // Throws UserError if --json or --html is given in a mode of the program that has no figures.
     void refuse_figures(const std::string& mode) const;
     // The model's numbers from --model (a preset or a directory), --load and --layers.
     LlamaConfig config() const;
 };
 
-// The shared options for what a training run prints and writes besides its report. Modes that do
-// not train (--compare, --demo, --estimate) exclude them.
+// The shared options for the training's output besides its report. Modes that do not train
+// (--compare, --demo, --estimate) exclude them.
 inline const std::vector<std::string> training_outputs{"--save",      "--trace",   "--val-data",
                                                        "--sample",    "--explain", "--profile",
                                                        "--log-every", "--report"};
-// And those that decide how a run goes on, rather than what a rank holds and sends in a step.
+// The options that decide how a run proceeds, not what a rank holds and sends in a step.
 inline const std::vector<std::string> training_course{
     "--save-every", "--val-every",    "--prompt", "--temperature", "--data",
     "--steps",      "--lr-steps",     "--warmup", "--seed",        "--shuffle",
     "--verify",     "--ignore-token", "--svg",    "--peak-tflops", "--copy-engines"};
-// All names of both lists.
 inline std::vector<std::string> both(std::vector<std::string> names,
                                      const std::vector<std::string>& more) {
     names.insert(names.end(), more.begin(), more.end());
     return names;
 }
 
-// All ranks call it. Throws UserError on all ranks if `checks` does on any: the error of the first.
+// All ranks call it. Throws UserError on all ranks if `checks` does on any: the first rank's error.
 void check_on_all_ranks(const std::function<void()>& checks);
 
-// Reads the command line into the options that `add_options` adds; `resume` may take over those of
-// an earlier run; then `check_values` may throw UserError, as `resume` may. With --help it prints
-// the help text and ends the program. An unknown option or a value out of range is a UserError. All
-// ranks call it, and all throw the same error if any of them finds one, or if the ranks run
-// different programs or were given different options.
+// Reads the command line into the options that `add_options` adds. Then `resume` may take over the
+// options of an earlier run, and `check_values` checks them; both may throw UserError. With --help
+// it prints the help text and ends the program. An unknown option or a value out of range is a
+// UserError. All ranks call it, and all throw the same error if any of them finds one, or if the
+// ranks run different programs or were given different options.
 void parse_command_line(
     int argc, char** argv, const std::string& name, const std::string& description,
     const std::function<void(OptionList&)>& add_options,
     const std::function<void(const OptionList&)>& check_values = [](const OptionList&) {},
     const std::function<void(OptionList&)>& resume = [](OptionList&) {});
 
-// Adds the options that all training chapters share.
 void add_shared_options(OptionList& options, Options& values);
-// parse_command_line() with the shared options; one that is not given has its value in `defaults`.
-// `add_own` adds the chapter's own, whose rules may look at the shared ones.
-// An output file that cannot be written is a UserError too.
+// parse_command_line() with the shared options; an option that is not given has its value in
+// `defaults`. `add_own` adds the chapter's own options, whose rules may depend on the shared ones.
+// An output file that cannot be written is a UserError, too.
 Options parse_options(int argc, char** argv, const std::string& name,
                       const std::string& description,
                       const std::function<void(OptionList&, const Options&)>& add_own,
                       const Options& defaults = {});
 
-// UserError unless --node-size can cut the ranks that run into nodes.
+// Throws UserError unless --node-size divides the running ranks into nodes.
 void check_nodes(const Options& options);
 
 // Runs `program` and turns its end into an exit code (error.h: Exit): 0, 1 (it returned false:
@@ -118,7 +115,8 @@ void check_nodes(const Options& options);
 int run_program(const std::function<bool()>& program);
 // A chapter's main(): runs `run` as that program, with the shared options and the chapter's own,
 // which chapter.add_options() describes. A chapter may have defaults() of its own for the shared
-// ones, and say of a mode that it imagines_ranks(): --node-size is then about those.
+// options. It may also say that a mode imagines_ranks(): --node-size then applies to the imagined
+// ones.
 template <class Chapter>
 int run_chapter(int argc, char** argv, const std::string& name, const std::string& description,
                 bool (*run)(const Options&, Chapter&)) {

@@ -14,7 +14,7 @@
 
 namespace ultrascale {
 
-// error.h: Exit. The README shows the same lines.
+// The exit codes of error.h: Exit. The README shows the same lines.
 static const char* const exit_codes = R"(
 Exit codes:
   0   all is well

@@ -1,5 +1,5 @@
-// A program's options, to which each chapter adds its own. A wrapper around CLI11, whose header
-// would add seconds to the compilation of every file that includes it.
+// A program's options, to which each chapter adds its own. It wraps CLI11, whose header would add
+// seconds to the compilation of every file that includes it.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,9 @@ class Option;
 
 namespace ultrascale {
 
-// One option and its rules: options.add("--chunks", chunks, "Parts of a GEMM").between(2,
-// 64).show_default();
+// One option and its rules:
+//
+//     options.add("--chunks", chunks, "Parts of a GEMM").between(2, 64).show_default();
 class OneOption {
 public:
     OneOption between(double least, double most) const;  // a number in [least, most], not NaN
@@ -34,9 +35,9 @@ public:
     // If the option is given but `condition` does not hold once all options are read, it would be
     // ignored. That is an error: "--name has no effect: reason".
     OneOption only_if(std::function<bool()> condition, std::string reason) const;
-    // The option chooses a mode of the program, like --estimate, that reads only these options, or
-    // all but these. Any other one that is given with it is an error: "--seed has no effect with
-    // --estimate: reason". `when`: the rule holds only if this is true once all options are read.
+    // The option selects a mode of the program, like --estimate, that reads only these options, or
+    // all but these. Any other given option is an error: "--seed has no effect with --estimate:
+    // reason". `when`: the rule holds only if this is true once all options are read.
     OneOption reads(std::vector<std::string> names, std::string reason,
                     std::function<bool()> when = {}) const;
     OneOption ignores(std::vector<std::string> names, std::string reason,
@@ -49,7 +50,7 @@ public:
     };
     struct Mode {
         CLI::Option* option;
-        bool reads;  // the names; else all but these
+        bool reads;  // it reads these names; else all but these
         std::vector<std::string> names;
         std::string reason;
         std::function<bool()> when;
@@ -67,14 +68,14 @@ private:
     Rules* rules_;
 };
 
-// What becomes of an option that has another value than in the run that is resumed: it is refused;
-// accepted with a note; accepted without one (how a batch is cut).
+// How an option is treated whose value differs from that of the resumed run: it is refused;
+// accepted with a note; accepted without a note (how a batch is cut).
 enum class Another { refused, told, allowed };
 
 // Options by name, with their values as on a command line; "true" for a flag.
 using OptionTexts = std::map<std::string, std::string>;
 
-// The line, cut at spaces, or in a list after commas, into lines of at most 100 columns; all but
+// Cuts the line at spaces, or in a list after commas, into lines of at most 100 columns; all but
 // the first are indented.
 std::string wrapped(std::string line, size_t indent = 6);
 
@@ -83,28 +84,29 @@ public:
     OptionList(const std::string& program, const std::string& description);  // has --help
     ~OptionList();
 
-    // Reads the command line into the values. Returns false if it asks for --help. UserError: an
-    // unknown option, an invalid value. If an option is given twice, the last value counts.
+    // Reads the command line into the values. Returns false if it asks for --help. Throws UserError
+    // for an unknown option or an invalid value. If an option is given twice, the last value
+    // counts.
     bool parse(int argc, char** argv);
-    // These options change what a training computes: a checkpoint records them, and a run that
-    // resumes has them without being told again.
+    // Declares options that change what a training computes: a checkpoint records them, and a run
+    // that resumes has the same values without being told again.
     void training_options(const std::vector<std::string>& names, Another another);
-    // Takes over what the run in `dir` recorded, where the command line does not say it. UserError
-    // if the command line contradicts it. Returns notes for the user. `begun`: the run has done a
-    // step; before that nothing contradicts it.
+    // Takes over what the run in `dir` recorded, for options that are not on the command line.
+    // Throws UserError if the command line contradicts it. Returns notes for the user. `begun`: the
+    // run has done a step; before that nothing contradicts it.
     std::vector<std::string> resume(const OptionTexts& recorded, const std::string& dir,
                                     bool begun = true);
     bool given(const std::string& name) const;  // on the command line
-    // UserError if an option was given that would have no effect (only_if, reads, ignores).
+    // Throws UserError if an option was given that would have no effect (only_if, reads, ignores).
     void check_effects() const;
-    // What a checkpoint records: the options of training that differ from their defaults.
+    // The options that a checkpoint records: those of training that differ from their defaults.
     OptionTexts texts_of_training() const;
-    // One that was added before, for more rules.
+    // An option that was added before, to give it more rules.
     OneOption option(const std::string& name);
     std::vector<std::string> names() const;  // of all: "--model", ...
     std::vector<std::string> given() const;  // of those on the command line
     std::string help() const;                // no line is longer than 100 columns
-    JsonFields values() const;               // of all options, now
+    JsonFields values() const;               // the present values of all options
 
     // --name VALUE. If the option is not given, the value stays as it is. T: int, int64_t,
     // uint64_t, double, std::string, or a std::vector of int, int64_t or std::string.
@@ -114,11 +116,11 @@ public:
     OneOption flag(const std::string& name, bool& value, const std::string& what);
     OneOption flag(const std::string& name, const std::function<void(bool)>& set,
                    const std::string& what);
-    // Options that have no effect unless `condition` holds: only_if() for all that `add` adds,
-    // before rules of their own.
+    // Adds options that have no effect unless `condition` holds: only_if() applies to all options
+    // that `add` adds, before rules of their own.
     void only_if(const std::function<bool()>& condition, const std::string& reason,
                  const std::function<void()>& add);
-    // The same for an option that was added already, in any case.
+    // Declares that an option that was added before never has an effect.
     void has_no_effect(const std::string& name, const std::string& reason);
     // --name ONE|OF|THESE, each with its meaning. --help shows the current `value` as the default.
     template <class T>

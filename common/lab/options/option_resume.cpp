@@ -1,4 +1,4 @@
-// What a resumed run takes over of the options of the run so far.
+// A resumed run's options: those it takes over from the run so far.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
@@ -34,7 +34,7 @@ OptionTexts OptionList::texts_of_training() const {
 std::vector<std::string> OptionList::resume(const OptionTexts& recorded, const std::string& dir,
                                             bool begun) {
     std::vector<std::string> notes;
-    OptionTexts lost = recorded;  // all that this program does not have
+    OptionTexts lost = recorded;  // the options that this program does not have
     std::string same;
     const auto word = [](const std::string& name, const std::string& text) {
         return " " + printable(name) + (text == "true" ? "" : " " + printable(text));

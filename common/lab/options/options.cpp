@@ -1,4 +1,4 @@
-// What the shared options mean: the model, the data.
+// What the shared options mean for the model and the data.
 #include <filesystem>
 
 #include "cli.h"

@@ -12,6 +12,7 @@
 #include "lab/page/page.h"
 #include "lab/pictures/svg.h"
 #include "lab/report/report.h"
+#include "same_files.h"
 
 namespace ultrascale {
 
@@ -174,8 +175,8 @@ void add_shared_options(OptionList& options, Options& o) {
     options.training_options({"--micro-batch", "--grad-accum"}, Another::allowed);
 }
 
-// folder_to_load() as rank 0 sees it: another rank's view of a file that is just being replaced may
-// be older. All ranks call it.
+// folder_to_load() as rank 0 sees it: another rank's view of a file that is being replaced may be
+// older. All ranks call it.
 static std::string folder_for_all_ranks(const std::string& dir) {
     const Communicator& world = Communicator::world();
     std::string folder;
@@ -185,10 +186,12 @@ static std::string folder_for_all_ranks(const std::string& dir) {
     return world.broadcast_string(folder, 0);
 }
 
-// What the run in --load recorded holds for one that resumes it. (A batch is given as a whole.)
+// A run that resumes the run in --load takes over its recorded options. (A batch is given as a
+// whole.)
 static void resume_options(OptionList& options, Options& o) {
+    if (!o.load.empty()) o.load = folder_for_all_ranks(o.load);
+    check_same_job({o.data_path(), o.val_data, o.model, o.load});
     if (o.load.empty()) return;
-    o.load = folder_for_all_ranks(o.load);
     o.own_head = has_own_head(o.load);
     if (!has_training_state(o.load)) return;
     const TrainingState state = load_training_state(o.load);
@@ -199,7 +202,7 @@ static void resume_options(OptionList& options, Options& o) {
     o.notes = options.resume(recorded, o.load, state.step > 0);
 }
 
-// A resumed run continues with the file it was trained on.
+// A resumed run continues with the file on which it was trained.
 static void take_data_of_run(Options& o) {
     if (o.load.empty() || !o.data.empty() || !has_training_state(o.load)) return;
     const std::string data = load_training_state(o.load).data;
@@ -211,6 +214,7 @@ static void take_data_of_run(Options& o) {
             "{}: the run in {} was trained on this file, which is not there any more; give its new "
             "place with --data",
             printable(data), o.load);
+    check_same_job({data});
     o.data = data;
 }
 

@@ -30,7 +30,7 @@ void put(std::string& page, const std::string& mark, const std::string& text) {
     page.replace(page.find(mark), mark.size(), text);
 }
 
-// The numbers of names in the order in which they were first asked for.
+// Numbers names in the order in which they are first asked for.
 class Numbers {
 public:
     int64_t of(const std::string& name) {
@@ -108,7 +108,7 @@ void write_page(const std::string& path, const std::string& json_lines,
                 const std::string& timeline) {
     if (path.empty() || Communicator::world().rank() != 0) return;
     std::string lines = json_lines;
-    if (!lines.empty()) lines.pop_back();  // the last line's end
+    if (!lines.empty()) lines.pop_back();  // the end of the last line
     for (size_t at = 0; (at = lines.find('\n', at)) != std::string::npos; at += 2)
         lines.replace(at, 1, ",\n");
     Json pictures = Json::array();
@@ -118,7 +118,7 @@ void write_page(const std::string& path, const std::string& json_lines,
         "{\"lines\":[" + lines + "],\n\"timeline\":" + timeline +
         ",\n\"pictures\":" + pictures.dump(-1, ' ', false, Json::error_handler_t::replace) + "}";
     for (size_t at = 0; (at = data.find('<', at)) != std::string::npos;)
-        data.replace(at, 1, "\\u003c");  // no text can end the element that holds the data
+        data.replace(at, 1, "\\u003c");  // so no text can end the element that holds the data
     std::string page = template_file("page.html");
     put(page, "{{page.css}}", template_file("page.css"));
     put(page, "{{page.js}}",

@@ -1,6 +1,6 @@
-// The page of --html: one file that a browser shows without a network. It holds what --json writes,
-// a timeline of all ranks over two steps, and the chapter's pictures; common/lab/page/ has the
-// styles and scripts that draw them.
+// The page of --html: one file that a browser shows without a network. It holds the lines of
+// --json, a timeline of all ranks over two steps, and the chapter's pictures; common/lab/page/ has
+// the styles and scripts that draw them.
 #pragma once
 
 #include <string>
@@ -10,18 +10,19 @@ namespace ultrascale {
 // How many steps after warm-up the timeline shows.
 inline constexpr int64_t page_steps = 2;
 
-// UserError if the page could not be written to `path`; from here on pictures are kept for it.
+// Throws UserError if the page could not be written to `path`. From now on pictures are kept for
+// it.
 void open_page(const std::string& path);
 
-// What was recorded from `since` until `until` (this rank's now_seconds()) on all ranks, as JSON:
+// The recording of all ranks between `since` and `until` (this rank's now_seconds()), as JSON:
 // [{"lanes": [...], "names": [...], "spans": [[lane, name, begin, duration, GFLOP, bytes, ranks]],
 // "memory": [[time, bytes of each category ...]], "left_out": 0}, ...], by rank. Times are in
-// microseconds on rank 0's clock. A rank keeps its first 20,000 spans ("left_out": the others), and
-// of memory the highest point in each 2000th part of the time. All ranks call it; the result is
-// rank 0's.
+// microseconds on rank 0's clock. A rank keeps its first 20,000 spans ("left_out" counts the
+// others), and for memory the highest point in each 2000th part of the time. All ranks call it;
+// only rank 0 gets the result.
 std::string page_timeline(double since, double until);
 
-// Writes the page, on rank 0: `json_lines` are what --json writes, one object a line.
+// Writes the page on rank 0. `json_lines` are the lines of --json, one object a line.
 void write_page(const std::string& path, const std::string& json_lines,
                 const std::string& timeline = "[]");
 

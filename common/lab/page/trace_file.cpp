@@ -72,7 +72,7 @@ void trace_write(const std::string& path) {
     for (const std::string& rank_events : world.gather_strings(chrome_events(world.rank(), later)))
         events += rank_events;
     if (world.rank() != 0) return;
-    events.erase(events.find_last_of(','));  // JSON allows no comma after the last one
+    events.erase(events.find_last_of(','));  // JSON allows no comma after the last event
     write_file(path, "{\"traceEvents\":[\n" + events + "\n],\"displayTimeUnit\":\"ms\"}\n");
 }
 

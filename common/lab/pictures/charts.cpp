@@ -83,7 +83,7 @@ void draw_lane(Svg& svg, const Axis& across, double y, double height,
 void draw_stacked_areas(Svg& svg, const Axis& across, const Axis& up,
                         const std::vector<std::vector<double>>& columns,
                         const std::vector<Meaning>& layers) {
-    // The upper edge of what lies under a layer, and then of the layer itself, as stairs.
+    // The upper edge of the layers below a layer, and then of the layer itself, as stairs.
     const auto stairs = [&](const std::vector<double>& heights) {
         std::vector<Point> edge;
         for (size_t t = 0; t < heights.size(); ++t) {

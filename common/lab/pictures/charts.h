@@ -7,46 +7,46 @@
 
 namespace ultrascale {
 
-// Where a figure lies on an axis: `from` at pixel `begin`, `to` at pixel `end`.
+// Maps figures to pixels along an axis: `from` is at pixel `begin`, `to` at pixel `end`.
 struct Axis {
     double from, to, begin, end;
     double operator()(double figure) const {
         return begin + (figure - from) / (to - from) * (end - begin);
     }
 };
-// Round figures from 0 to `highest`, about `count` of them: steps of 1, 2 or 5 times a power of
-// ten, for bytes times a power of 1024.
+// Round figures from 0 to `highest`, about `count` of them, in steps of 1, 2 or 5 times a power of
+// ten, or for bytes times a power of 1024.
 std::vector<double> ticks(double highest, int count);
 std::vector<double> byte_ticks(double highest, int count);
 
-// The figures below an axis that runs to the right, at height y; beside one that runs upwards, at
-// `left`, with lines across the chart to `right`.
+// Draws the figures below an axis that runs to the right, at height y; or beside an axis that runs
+// upwards, at `left`, with lines across the chart to `right`.
 using Words = std::function<std::string(double)>;
 void draw_axis_below(Svg& svg, const Axis& across, double y, const std::vector<double>& figures,
                      const Words& words);
 void draw_axis_beside(Svg& svg, const Axis& up, double left, double right,
                       const std::vector<double>& figures, const Words& words);
 
-// A sample of each colour with what it stands for, in a row that begins at (x, y). Returns where
-// the row ends.
+// Draws a sample of each colour with its meaning, in a row that begins at (x, y). Returns where the
+// row ends.
 struct Meaning {
     Role role;
     std::string words;
 };
 double draw_legend(Svg& svg, double x, double y, const std::vector<Meaning>& meanings);
 
-// A part of a bar: so much of its axis. The hint as in svg.h.
+// A part of a bar: its length on the axis. The hint is as in svg.h.
 struct Part {
     Role role;
     double amount;
     std::string hint;
 };
-// One after the other from the axis' 0. Returns where the bar ends.
+// Draws parts one after the other from the axis' 0. Returns where the bar ends.
 double draw_stacked_bar(Svg& svg, const Axis& across, double y, double height,
                         const std::vector<Part>& parts);
 
-// What happens from `begin` to `end` in one lane of a timeline; with its words in it where there is
-// room. What is under a quarter of a pixel wide is drawn as wide as that.
+// An event from `begin` to `end` in one lane of a timeline, with its words inside if there is room.
+// An event narrower than a quarter of a pixel is drawn as wide as that.
 struct Stretch {
     Role role;
     double begin, end;
@@ -55,8 +55,8 @@ struct Stretch {
 void draw_lane(Svg& svg, const Axis& across, double y, double height,
                const std::vector<Stretch>& stretches);
 
-// Layers upon each other over time: columns[t][layer], all columns equally wide. A layer that is
-// empty everywhere is left out. The hint of a layer is its words.
+// Draws layers stacked over time: columns[t][layer], all columns equally wide. A layer that is
+// empty everywhere is omitted. A layer's hint is its words.
 void draw_stacked_areas(Svg& svg, const Axis& across, const Axis& up,
                         const std::vector<std::vector<double>>& columns,
                         const std::vector<Meaning>& layers);

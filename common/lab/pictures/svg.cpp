@@ -59,7 +59,7 @@ std::string number(double value) {
     return digits == "-0" ? "0" : digits;
 }
 
-// How many bytes the UTF-8 character at the beginning of `text` has; 0: it is none.
+// The number of bytes of the UTF-8 character at the beginning of `text`; 0 if there is none.
 size_t character_bytes(std::string_view text) {
     const unsigned char c = text[0];
     const size_t count = c < 0x80   ? 1
@@ -74,8 +74,8 @@ size_t character_bytes(std::string_view text) {
     return count;
 }
 
-// As XML wants it. What XML cannot hold at all (control characters, bytes that are not UTF-8)
-// becomes a question mark: a name of a directory may have it.
+// Escapes text for XML. Bytes that XML cannot represent (control characters, bytes that are not
+// UTF-8) become question marks; a directory's name may contain them.
 std::string escaped(std::string_view text) {
     std::string out;
     while (!text.empty()) {
@@ -107,8 +107,8 @@ std::string joined(const std::vector<Point>& points) {
     return out;
 }
 
-// A role is a class that sets CSS's variable of old, `color`; what fills or strokes takes it from
-// there. (Custom properties would be newer, and viewers other than browsers do not know them.)
+// A role is a class that sets CSS's old variable `color`, from which fills and strokes take their
+// colour. (Custom properties are newer, but viewers other than browsers do not know them.)
 std::string style() {
     std::string light, dark;
     for (const Look& look : looks) {
@@ -165,7 +165,7 @@ void Svg::fill(const std::string& element, const std::string& geometry, Role rol
     body_ += fmt::format(R"(<{} {} class="fill {}")", element, geometry, look(role).name);
     body_ +=
         hint.empty() ? "/>\n" : fmt::format("><title>{}</title></{}>\n", escaped(hint), element);
-    if (*look(role).texture)  // over it, and not in the mouse's way
+    if (*look(role).texture)  // above the colour, and transparent to the mouse
         body_ += fmt::format("<{} {} fill=\"url(#{}-texture)\" pointer-events=\"none\"/>\n",
                              element, geometry, look(role).name);
 }
@@ -219,7 +219,7 @@ std::string Svg::document() const { return body_ + "</svg>\n"; }
 
 double text_width(std::string_view words, double size) {
     double characters = 0;
-    for (const char c : words) characters += (c & 0xc0) != 0x80;  // not what continues a character
+    for (const char c : words) characters += (c & 0xc0) != 0x80;  // no continuation bytes
     return 0.55 * size * characters;
 }
 

@@ -1,6 +1,6 @@
-// A picture that a program draws of its own run (--svg), to be shown in a README: readable on a
-// light and on a dark background, by the colour-blind (each colour has a texture, and chapters
-// label what they draw), and by a screen reader. The same calls give the same bytes.
+// A picture that a program draws of its own run (--svg), for a README. It is readable on a light
+// and on a dark background, by the colour-blind (each colour has a texture, and chapters label what
+// they draw), and by a screen reader. The same calls give the same bytes.
 //
 //     Svg svg(900, 300, "ZeRO: what a rank holds", "Bars for stages 0 to 3, stacked by category");
 //     svg.rect({100, 40, 320, 24}, Role::parameters, "stage 0, parameters: 6.3 MiB");
@@ -21,7 +21,7 @@
 
 namespace ultrascale {
 
-// What a colour stands for. Pictures name roles and never colours, so that gradients look alike in
+// The meaning of a colour. Pictures name roles and never colours, so that gradients look alike in
 // all chapters.
 enum class Role {
     ink,      // words, axes, arrows
@@ -71,23 +71,23 @@ struct Line {
 
 class Svg {
 public:
-    // The title is drawn at the top; the description is for who cannot see the picture.
+    // The title is drawn at the top; the description is for people who cannot see the picture.
     Svg(double width, double height, std::string_view title, std::string_view description);
     double width() const { return width_; }
     double height() const { return height_; }
 
     // The words' baseline is at y. UTF-8.
     void text(double x, double y, std::string_view words, const Text& style = {});
-    // Words in the middle of a box, on its colour.
+    // Draws words in the middle of a box, on its colour.
     void label(const Box& box, std::string_view words, Text style = {.role = Role::on_fill});
-    // Filled with the role's colour and texture. A hint is shown under the mouse, where the file is
-    // opened by itself, and says to tests what the shape stands for.
+    // Draws a box in the role's colour and texture. The hint is shown under the mouse if the file
+    // is opened by itself, and tells tests what the shape stands for.
     void rect(const Box& box, Role fill, std::string_view hint = "");
     void polygon(const std::vector<Point>& points, Role fill, std::string_view hint = "");
     void outline(const Box& box, const Line& style = {});
     void line(Point from, Point to, const Line& style = {}) { polyline({from, to}, style); }
     void polyline(const std::vector<Point>& points, const Line& style = {});
-    // A polyline with a head at its end.
+    // Draws a polyline with an arrowhead at its end.
     void arrow(const std::vector<Point>& points, const Line& style = {.width = 1.5});
 
     std::string document() const;  // the file's bytes
@@ -99,21 +99,21 @@ private:
     std::string body_;
 };
 
-// How wide words are about, in pixels: to place what stands beside them.
+// The approximate width of words in pixels, to place what stands beside them.
 double text_width(std::string_view words, double size = 14);
 
-// Writes `directory`/`name` (through a temporary name); no file where --svg was not given. All
-// ranks may call it, rank 0 writes.
+// Writes `directory`/`name` (through a temporary name); writes nothing if --svg was not given. All
+// ranks may call it, and rank 0 writes.
 void write_picture(const std::string& directory, const std::string& name, const Svg& svg);
 
-// --html puts the pictures into its page, with or without --svg: keep_pictures() keeps all that
-// are written from now on, as (name, document).
+// Keeps all pictures that are written from now on, as (name, document), for the page of --html. It
+// does so with or without --svg.
 void keep_pictures();
 const std::vector<std::pair<std::string, std::string>>& kept_pictures();
-// Whether anybody sees what would be written to `directory`.
+// Whether a picture for `directory` would be seen: written, or kept for the page.
 bool draws(const std::string& directory);
 
-// UserError where that could not be done: the directory cannot be made, or not be written to.
+// Throws UserError if the directory cannot be created or written to.
 void check_can_draw(const std::string& directory);
 
 }  // namespace ultrascale

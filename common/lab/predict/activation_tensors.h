@@ -1,17 +1,17 @@
-// The bytes of the tensors that a rank's forward and backward of a micro-batch make, one of each
-// kind. activations.cpp adds up which of them are there at which moment.
+// The bytes of the tensors that a rank's forward and backward of a micro-batch create, one of each
+// kind. activations.cpp adds up those that exist at each moment.
 #pragma once
 
 #include "activations.h"
 
 namespace ultrascale {
 
-// In double: exact up to 2^53 (9 PB), and no overflow for a sequence of 10^12 tokens.
+// Numbers are double: exact up to 2^53 (9 PB), and no overflow for a sequence of 10^12 tokens.
 struct TensorBytes {
-    // In the stream:
+    // In the residual stream:
     double stream;  // (tokens, h): a residual, a norm's input or output
     double rstd;    // (tokens), fp32: a norm's
-    // Inside a region:
+    // Inside a region, between a column linear's input and a row linear's output:
     double whole;     // (tokens, h): a column linear's input, a row linear's output
     double q, kv;     // (tokens, heads D): q or o; k or v
     double lse;       // (tokens, heads), fp32: log-sum-exp or delta; not in naive attention
@@ -21,11 +21,11 @@ struct TensorBytes {
     double logits;    // (tokens, V)
     double losses;    // (tokens, 1 + 3 per rank), fp32: loss; max, sum, target's logit
 
-    // The outputs of gathering the stream and of scattering the sums: 0 without a technique.
+    // The outputs of gathering the stream and of scattering the sums; 0 unless a technique does so.
     double gathered, scattered;
-    double input;            // of a column linear, as kept
-    double kept_input;       // of a layer's, which may be kept in fewer bits
-    double kept_o, gate_up;  // o; gate and up: as kept, in fewer bits or not
+    double input;            // a column linear's, as kept
+    double kept_input;       // a layer's, which may be kept in fewer bits
+    double kept_o, gate_up;  // o; gate and up: as kept, perhaps in fewer bits
     double column_backward;  // dx before and after its sum; the input if gathered again
     double norm_backward;    // a norm's dy, which is that dx, and its dx
     double dropped;          // dy after dropout, in addition to dy

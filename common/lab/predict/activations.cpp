@@ -10,8 +10,8 @@
 namespace ultrascale {
 namespace {
 
-// What the linears of a layer keep from the backward of inputs to that of weights. (A row linear
-// keeps its gathered dy.)
+// The tensors that a layer's linears keep from the backward of inputs to the backward of weights.
+// (A row linear keeps its gathered dy.)
 struct KeptForWeights {
     double attention, mlp;
     KeptForWeights(const LocalSizes& s, const TensorBytes& t)
@@ -23,13 +23,13 @@ struct KeptForWeights {
 // A layer's first norm: its input, its output and rstd.
 double norm_of_attention(const TensorBytes& t) { return t.stream + t.kept_input + t.rstd; }
 
-// What a layer keeps from forward to backward.
+// The bytes that a layer keeps from forward to backward.
 double kept_of_layer(const LocalSizes& s) {
     return s.model.recompute == Recompute::full ? TensorBytes(s).stream / double(s.checkpoint_parts)
                                                 : layer_activations(s).total();
 }
 
-// What so many layers keep on the device.
+// The bytes that `layers` layers keep on the device.
 double kept_of_layers(const LocalSizes& s, int64_t layers) {
     if (s.checkpoints_on_host) layers = std::min<int64_t>(layers, 1);
     return double(layers) * kept_of_layer(s);
@@ -73,8 +73,8 @@ double peak_of_forward(const LocalSizes& s) {
     const TensorBytes t(s);
     const bool full = s.model.recompute == Recompute::full;
     // In the last layer: the input of down and its output, and the norm's output if only its
-    // gathered copy is kept. Or if nothing is kept: the highest moment of the MLP, with that output
-    // and the attention's.
+    // gathered copy is kept. Or, if nothing is kept: the highest moment of the MLP, with that
+    // output and the attention's.
     double in_layer = t.features + t.whole + t.scattered;
     if (full)
         in_layer = std::max({3 * t.features, 2 * t.features + t.gathered, in_layer}) + 2 * t.stream;
@@ -97,22 +97,22 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     const bool full = s.model.recompute == Recompute::full, chunks = s.model.loss_chunk > 0,
                split = s.split_backward;
     const double kept = kept_of_layers(s, s.layers);
-    // With a split backward: what the linears behind the one at work keep for their weights, and
-    // dy as gathered or after dropout, which a row linear keeps besides.
+    // With a split backward: what the linears behind the current one keep for their weights, and
+    // dy, gathered or after dropout, which a row linear keeps as well.
     const KeptForWeights for_weights(s, t);
     const double mlp_for_weights = split ? for_weights.mlp : 0, o_for_weights = split ? t.q : 0,
                  dy_for_weights = !split        ? 0
                                   : s.gathers() ? t.gathered
                                                 : t.dropped;
 
-    // What is held meanwhile: all that forward kept of other micro-batches, and this one's other
+    // Held meanwhile: all that forward kept of other micro-batches, and of this one's other layers.
     // layers.
     const double head_kept =
         s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
     const std::pair<std::string, double> in_flight{
         "what forward kept of " + format_count(s.micro_batches - 1, "other micro-batch"),
         double(s.micro_batches - 1) * (kept + head_kept)};
-    // The last ones' backward has run already where that is more.
+    // The backward of the last micro-batches has already run if that takes more.
     const std::pair<std::string, double> others{
         split ? fmt::format("what the head and {} keep", format_count(s.layers - 1, "other layer"))
               : "what forward kept of " + format_count(s.layers - 1, "other layer") +
@@ -211,8 +211,8 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                 {"the input of down_proj, for its weight", split ? t.features : 0}});
     }
 
-    // A backward of inputs has freed little of the MLP then. (Of attention it has, when it comes to
-    // the first norm.)
+    // A backward of inputs has then freed little of the MLP. (When it comes to the first norm, it
+    // has freed attention's activations.)
     if (split)
         moment("in the backward of the second norm",
                {others,

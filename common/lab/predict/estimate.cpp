@@ -7,7 +7,7 @@
 namespace ultrascale {
 namespace {
 
-// Of a forward, per token.
+// The FLOPs of a forward, per token.
 double attention_flops(const LlamaConfig& c, int64_t seq) {
     return 4 * double(c.layers) * double(c.q_size()) * double(seq);
 }
@@ -124,7 +124,7 @@ std::string what_would_fit(const StepShape& shape, int64_t limit) {
         if (estimate_memory(changed).total() <= limit)
             found += (found.empty() ? "" : ", or ") + options;
     };
-    // Tries each size at 1, 1/2, 1/4, ... of its value until it fits, and recomputation alone.
+    // Tries 1, 1/2, 1/4, ... of each size until it fits, and recomputation alone.
     for (Recompute recompute : {shape.model.recompute, Recompute::full}) {
         StepShape changed = shape;
         changed.model.recompute = recompute;
@@ -162,7 +162,7 @@ double model_flops_per_token(const LlamaConfig& c, int64_t active, int64_t seq) 
 double recomputed_flops_per_token(const StepShape& s, int64_t active) {
     const LlamaConfig& c = s.config;
     double flops = recomputed_attention_flops(s);
-    if (s.model.recompute == Recompute::full)  // the forward of the layers only
+    if (s.model.recompute == Recompute::full)  // only the layers' forward
         flops += 2 * double(active - c.vocab * c.hidden * (c.tied ? 1 : 2) - c.hidden);
     return flops;
 }

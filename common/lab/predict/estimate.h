@@ -1,5 +1,5 @@
-// Memory and arithmetic by formula: the start of every technique's prediction, and what --estimate
-// prints without running anything.
+// Memory and arithmetic by formula. Every technique's prediction starts with them, and --estimate
+// prints them without running anything.
 #pragma once
 
 #include "activations.h"
@@ -24,29 +24,29 @@ LocalSizes local_sizes(const StepShape& shape);
 // Bytes of optimizer states per parameter: two moments, and the master copy of bf16 weights.
 inline int64_t optimizer_bytes(DType dtype) { return dtype == DType::fp32 ? 8 : 12; }
 
-// Each adds its part to a prediction. add_parameters: `parameters` on this rank, with their
-// gradients and optimizer states.
+// Each of these functions adds its part to a prediction. add_parameters: this rank's `parameters`,
+// with their gradients and optimizer states.
 void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& shape);
 void add_activations(Prediction& prediction, const LocalSizes& sizes);
-// The plain sum of gradients: after the backward, one all-reduce over `ranks` for each parameter.
-// Adds nothing for one rank.
+// Adds the plain sum of gradients: after the backward, one all-reduce over `ranks` for each
+// parameter. Adds nothing for one rank.
 void add_gradient_sums(Prediction& prediction, const ParameterList& parameters, const Group& ranks,
                        DType grad_dtype);
-// FLOPs per token; `active`: the number of the whole model's parameters that a token uses.
+// FLOPs per token. `active`: the number of the whole model's parameters that a token uses.
 void add_flops(Prediction& prediction, const StepShape& shape, int64_t active);
 
-// One device that holds a whole model with this many parameters. Equals what memory.h counts, to
-// the byte (tests/chapters compares them).
+// The prediction for one device that holds a whole model with this many parameters. It equals the
+// bytes that memory.h counts (tests/chapters compares them).
 Prediction predict_one_device(const StepShape& shape, int64_t parameters);
-// The same device's memory, from the configuration alone.
+// The memory of this device, from the configuration alone.
 MemoryEstimate estimate_memory(const StepShape& shape);
 
 // Throws UserError if the estimate is above `limit` bytes.
 void check_fits(const StepShape& shape, int64_t limit);
-// The same for a technique's own estimate; `advice` is the end of the error.
+// Checks a technique's own estimate; `advice` is the end of the error.
 void check_fits(const MemoryEstimate& estimate, int64_t limit, const std::string& advice);
-// For ranks that hold different amounts: all call it, and all throw if any rank's own estimate is
-// above its limit.
+// For ranks that hold different amounts: all ranks call it, and all throw if any rank's estimate
+// exceeds its limit.
 void check_fits_everywhere(const MemoryEstimate& own, int64_t limit, const std::string& advice);
 // Returns the end of an out-of-memory error: "these options would: --micro-batch 4, or --recompute
 // full".
@@ -61,8 +61,8 @@ double book_activations(const StepShape& shape);
 int64_t book_bytes_per_parameter(const StepShape& shape);
 
 // FLOPs per token of a training step: 6 N + 12 L (H D) s, the usual count (nothing is subtracted
-// for causality), with N the parameters that a token uses and s the whole sequence; and what
-// recomputation adds.
+// for causality), where N is the number of parameters that a token uses and s the whole sequence;
+// and the additional FLOPs of recomputation.
 double model_flops_per_token(const LlamaConfig& config, int64_t active_parameters, int64_t seq);
 double recomputed_flops_per_token(const StepShape& shape, int64_t active_parameters);
 

@@ -9,7 +9,7 @@ namespace {
 
 using Kind = PredictedCommunication::Kind;
 
-// Figures per step, of the prediction for a run of `steps` steps.
+// The figures per step, from the prediction for a run of `steps` steps.
 Json figures(const Kind& run_total, int64_t steps) {
     const double n = double(steps);
     return {{"predicted_calls", double(run_total.calls) / n},

@@ -51,6 +51,10 @@ void PredictedCommunication::add(const Group& group, Collective kind, const Kind
     groups[group.name][size_t(kind)] += more;
 }
 
+void PredictedCommunication::add_scalar_sum(const Group& group) {
+    if (group.ranks > 1) add(group, Collective::all_reduce, 1, sizeof(double));
+}
+
 Kind PredictedCommunication::of(Collective kind) const {
     Kind sum;
     for (const auto& [name, kinds] : groups) sum += kinds[size_t(kind)];

@@ -1,5 +1,5 @@
-// What a rank will hold and send in a step, by formula. A chapter begins with what the model and
-// its activations need, and every technique adds its own part (add_to(Prediction&)):
+// Predicts by formula what a rank holds and sends in a step. A chapter begins with what the model
+// and its activations need, and every technique adds its own part (add_to(Prediction&)):
 //
 //     Prediction p;
 //     add_parameters(p, parameters.local_numel(), shape);    estimate.h: with gradients, optimizer
@@ -8,7 +8,7 @@
 //     sync.add_to(p);                                        01: its all-reduces and its buffers
 //     report.memory(p), report.communication(p, steps), report.throughput(p)
 //
-// The report prints it next to what was measured and counted.
+// The report prints it next to the measured and counted numbers.
 #pragma once
 
 #include <array>
@@ -20,14 +20,13 @@
 
 namespace ultrascale {
 
-// What persists is predicted to the byte. Peaks may differ by this fraction of the prediction.
+// Persistent memory is predicted to the byte. Peaks may differ by this fraction of the prediction.
 inline constexpr double peak_tolerance = 0.01;
 inline bool peak_as_predicted(int64_t predicted, int64_t measured) {
     const double off = double(measured) - double(predicted);
     return (off < 0 ? -off : off) <= peak_tolerance * double(predicted);
 }
 
-// Memory in bytes, by category.
 struct MemoryEstimate {
     int64_t parameters = 0, gradients = 0, optimizer = 0;  // persistent
     int64_t peak_activations = 0;    // the most held at once in forward and backward
@@ -73,6 +72,9 @@ struct PredictedCommunication {
     // `calls` calls on tensors of `bytes` in total, of a kind without a root.
     void add(const Group& group, Collective kind, int64_t calls, int64_t bytes);
     void add(const Group& group, Collective kind, const Kind& more);
+    // The sum of one fp64 number over the group, as of the loss (Step::sum_loss) or of a squared
+    // norm. A rank that is alone calls nothing.
+    void add_scalar_sum(const Group& group);
     Kind of(Collective kind) const;  // of all groups together
     PredictedCommunication times(int64_t n) const;
     PredictedCommunication& operator+=(const PredictedCommunication& more);
@@ -84,8 +86,8 @@ struct Prediction {
     // The whole model's FLOPs per token of the batch: what a token needs (the same for every
     // technique), and what is computed a second time.
     double flops_per_token = 0, recomputed_flops_per_token = 0;
-    // Of which scores and weighted sums of attention, as if each token saw the whole sequence; and
-    // the share of the sequence that it sees on average: half, with a causal mask.
+    // Attention's scores and weighted sums in these FLOPs, as if each token saw the whole sequence;
+    // and the share of the sequence that it sees on average: half, with a causal mask.
     double attention_flops_per_token = 0, recomputed_attention_flops_per_token = 0;
     double seen = 0.5;
 

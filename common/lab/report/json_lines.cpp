@@ -28,7 +28,8 @@ void JsonLines::write(const std::string& object) {
         if (count < 0 && errno == EINTR) continue;
         if (count < 0) {
             const int reason = errno;
-            // A full disk may have taken half of the line. If it cannot even be cut off, so be it.
+            // A full disk may have taken half of the line. If it cannot even be cut off, nothing
+            // more can be done.
             if (written > 0) [[maybe_unused]]
                 const int cut = ftruncate(descriptor_, whole_);
             user_error("{}: cannot be written: {}", path_, std::strerror(reason));

@@ -1,6 +1,6 @@
-// The file of --json: one JSON object per line, each written immediately and as a whole, so that a
-// program that is killed, or whose disk is full, leaves the lines of all it has done. The README
-// describes them under "The lines of --json".
+// The file of --json: one JSON object per line. Each line is written immediately and as a whole, so
+// a program that is killed, or whose disk is full, leaves the lines for all that it has done. The
+// README describes them under "The lines of --json".
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@ inline double median(std::vector<double> values) {
     return *middle;
 }
 
-// Seconds per call when `calls` of them run back to back without waiting for the device.
+// Seconds per call when `calls` calls run back to back without waiting for the device.
 inline double seconds_per_call(const std::function<void()>& call, int calls) {
     compute_stream().synchronize();
     const double begin = now_seconds();
@@ -32,19 +32,20 @@ inline double seconds_per_call(const std::function<void()>& call, int calls) {
     return (now_seconds() - begin) / calls;
 }
 
-// How long at least a function is called before its time counts, and is then measured.
+// The least time for which a function is called before its time counts, and then is measured.
 struct Turns {
     double settling_seconds = 0.25, batch_seconds = 0.03;
 };
 
 // Seconds per call of each function in `compared`: the median over batches of calls that run back
 // to back without waiting for the device, as in training. The functions take turns, because a GPU
-// gets hotter and slower the longer it computes, and this way all are affected alike. Each round
-// of each run has another order, and the first calls of a turn do not count: the GPU's clock rate
-// still adapts from the previous function's power draw to this one's.
+// gets hotter and slower the longer it computes; in this way all are affected alike. Each round of
+// each run has another order, and the first calls of a turn do not count, because the GPU's clock
+// rate is still adapting from the previous function's power draw to this one's.
 //
 // Functions that communicate are called by several ranks: `largest` returns the largest of the
-// ranks' values, so that all ranks make as many calls, and a batch lasts as long as on the slowest.
+// ranks' values, so all ranks make the same number of calls, and a batch lasts as long as on the
+// slowest rank.
 template <std::invocable<double> Largest>
 std::vector<double> median_seconds(const std::vector<std::function<void()>>& compared,
                                    Largest&& largest, const Turns& turns = {}) {
@@ -81,9 +82,9 @@ inline std::vector<double> median_seconds(const std::vector<std::function<void()
         compared, [](double seconds) { return seconds; }, turns);
 }
 
-// Seconds of a call as short scripts measure it: the device rests, two calls do not count, and then
-// the median of five, of which each is waited for. A GPU that has rested has not yet come to its
-// power limit then, and is faster than in median_seconds.
+// Seconds of a call as short scripts measure it: the device rests, two calls do not count, and the
+// median of five calls follows, each of which is waited for. A rested GPU has not yet reached its
+// power limit, and is faster than in median_seconds.
 inline double rested_seconds(const std::function<void()>& call) {
     compute_stream().synchronize();
     std::this_thread::sleep_for(std::chrono::milliseconds(1500));

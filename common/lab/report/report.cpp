@@ -30,7 +30,7 @@ struct Report::Impl {
 
     double page_since = 0, page_until = 0;  // what --html's timeline shows, in seconds
 
-    // --html records two steps only: those of a long run would be too much for a page.
+    // --html records only two steps: all steps of a long run would be too much for a page.
     void record_for_page(bool on) {
         if (options.html.empty() || on == (page_since > 0 && page_until == 0)) return;
         (on ? page_since : page_until) = now_seconds();
@@ -122,9 +122,9 @@ void Report::step(const StepRecord& r) {
     const int64_t warm = Impl::warmup(self.total_steps), number = int64_t(self.records.size());
     if (number == warm) self.record_for_page(true);
     if (number == warm + page_steps || number == self.total_steps) self.record_for_page(false);
-    if (number == self.total_steps) trace_record(false);  // what follows belongs to no step
+    if (number == self.total_steps) trace_record(false);  // the following work belongs to no step
     const double rate = double(r.tokens) / r.seconds;
-    // Not after a validation, whose communication would be included.
+    // Not after a validation, because its communication would be included.
     const int64_t done = int64_t(self.records.size()), left = self.total_steps - done;
     if (done == Impl::warmup(self.total_steps) && !r.val_loss && !self.best_validation)
         self.timed_from = done, self.in_warmup = communication_counts();
@@ -162,7 +162,7 @@ void Report::validation(int64_t step, double loss) {
 }
 
 namespace {
-// The same, where each rank says what is wrong, or nothing.
+// For a check in which each rank describes what is wrong, or passes an empty text.
 bool as_predicted_everywhere(const std::string& wrong_here) {
     const std::vector<std::string> wrong = Communicator::world().gather_strings(wrong_here);
     for (size_t rank = 1; rank < wrong.size(); ++rank)
@@ -215,8 +215,8 @@ void Report::throughput(const Prediction& predicted) {
     print(fmt::format("  {:.0f} tokens/s   {:.4g} TFLOP/s   MFU {:.1f} %   HFU {:.1f} %", rate,
                       flops / 1e12, 100 * flops / peak.flops,
                       100 * with_recomputation / peak.flops));
-    // The usual count is past what is computed by the keys that a causal mask or a document hides,
-    // which matters where attention is most of the work.
+    // The usual count includes the keys that a causal mask or a document hides; the difference
+    // matters if attention is most of the work.
     const double hidden = (1 - predicted.seen) * rate,
                  seen = flops - hidden * predicted.attention_flops_per_token,
                  seen_with_recomputation =
@@ -256,7 +256,7 @@ void Report::row(const JsonFields& fields) {
 
 void Report::finish() {
     Impl& self = *impl_;
-    if (!self.records.empty() && int64_t(self.records.size()) < self.total_steps)  // it was ended
+    if (!self.records.empty() && int64_t(self.records.size()) < self.total_steps)  // it ended early
         self.record_for_page(false), trace_record(false);
     if (self.options.profile && !self.records.empty()) {
         // The first step touches its memory for the first time, which takes longer than the

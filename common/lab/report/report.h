@@ -1,4 +1,4 @@
-// What every chapter prints: progress while it runs, a report at the end, and both as JSON lines
+// The output of every chapter: progress while it runs, a report at the end, and both as JSON lines
 // (--json). All ranks call every function; rank 0 prints and writes.
 #pragma once
 
@@ -24,8 +24,8 @@ struct StepRecord {
     std::string note = {};                // at the end of the printed line: "skipped"
 };
 
-// Whether `here` is true on all ranks. Prints the numbers of the other ranks where it is not; rank
-// 0's own result is in its tables.
+// Whether `here` is true on all ranks. Prints the numbers of the other ranks for which it is not;
+// rank 0's own result is in its tables.
 bool as_predicted_everywhere(bool here);
 
 class Report {
@@ -33,41 +33,41 @@ public:
     Report(std::string chapter, const Options& options, const StepShape& shape,
            int64_t total_steps);
     ~Report();
-    bool full() const;  // --report full: chapters also print what explains the figures
+    bool full() const;  // --report full: chapters also print explanations of the figures
 
     // Prints the first lines: model, batch, data, device. `global_batch` is in sequences, divided
     // among `replicas` of the model (0: each rank has one). data_description is empty if no data is
     // read.
     void configuration(int64_t global_batch, const std::string& data_description,
                        int64_t replicas = 0);
-    // Prints another one: what the chapter does ("  sync    bucket: ..."). `layout`: the layout of
-    // the ranks ({"dp", 4}).
+    // Prints the chapter's own line ("  sync    bucket: ..."). `layout`: the layout of the ranks
+    // ({"dp", 4}).
     void technique(const std::string& label, const std::string& words, const JsonFields& layout);
     // Progress: a printed line every --log-every steps, and a line of JSON for each step.
     void step(const StepRecord& record);
     // Prints the loss on --val-data after `step`; step() calls it if the record has one.
     void validation(int64_t step, double loss);
 
-    // The report's sections compare each rank's own prediction with what it measured; their result
-    // is the same on all ranks. memory() measures what is held now (the end of a step) and the
+    // The report's sections compare each rank's own prediction with what it measured; the result is
+    // the same on all ranks. memory() measures the memory held now (the end of a step) and the
     // peaks since memory_reset_peak(), and returns whether the persistent categories are equal and
     // the peaks within peak_tolerance. With --report full it prints a row per rank if ranks hold
     // different amounts.
     bool memory(const Prediction& predicted);
     // Covers everything since communication_reset_counts() except `not_of_steps` (a validation's
-    // communication); times are of the steps after warm-up. Returns whether calls and bytes are
-    // equal in each group of ranks and for each kind.
+    // communication); times are those of the steps after warm-up. Returns whether calls and bytes
+    // are equal in each group of ranks and for each kind.
     bool communication(const Prediction& step_prediction, int64_t steps,
                        const CommunicationCounts& not_of_steps = {});
-    // The same if steps differ: the prediction is for all `steps` of the run together.
+    // For steps that differ: the prediction is for all `steps` of the run together.
     bool communication_of_run(const Prediction& run_prediction, int64_t steps,
                               const CommunicationCounts& not_of_steps = {});
-    // Medians over the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device; past 8,192
-    // tokens or with documents also
-    // those that count only keys that a token sees (predicted.seen).
+    // Medians over the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device. Past 8,192
+    // tokens, or with documents, also those that count only keys that a token sees
+    // (predicted.seen).
     void throughput(const Prediction& predicted);
-    // --estimate prints this instead of these sections: the prediction, for `steps` steps together,
-    // of the rank that has the least memory left, and whether it fits. `advice`: which options
+    // --estimate prints this instead of these sections: the prediction for `steps` steps together,
+    // for the rank that has the least memory left, and whether it fits. `advice`: the options that
     // would need less.
     void estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice);
     // Adds a chapter's own value to the JSON summary: {"summary": {section: {key: value}}}.

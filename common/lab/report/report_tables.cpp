@@ -11,7 +11,7 @@ namespace {
 
 // ---- memory ------------------------------------------------------------------------------------
 
-// Peaks may be slightly off; what persists must be equal.
+// Peaks may be slightly off; persistent memory must be equal.
 struct MemoryRow {
     const char* name;
     int64_t predicted, measured;
@@ -21,7 +21,6 @@ struct MemoryRow {
     }
 };
 
-// The categories on the device.
 std::vector<MemoryRow> memory_rows(const MemoryEstimate& want) {
     const MemoryByCategory now = memory_now(), peak = memory_peak_by_category();
     const auto of = [](const MemoryByCategory& bytes, Memory category) {

@@ -10,7 +10,7 @@ namespace ultrascale {
 using Json = nlohmann::ordered_json;
 
 // "memory per rank": rank 0 prints its own table; with `full` also a row per rank if ranks differ.
-// All ranks call it. Returns which categories are not as this rank predicted, and by how much.
+// All ranks call it. Returns which categories differ from this rank's prediction, and by how much.
 struct MemoryTable {
     std::string wrong;
     Json by_category;  // {category: {predicted, measured}}, of this rank
@@ -19,9 +19,9 @@ struct MemoryTable {
 MemoryTable print_memory(const MemoryEstimate& predicted, bool full);
 
 // "communication per step": a row per kind of call; with `full` also a row per group if several
-// groups make such calls. The figures are averages over a run of `steps` steps; times are of the
-// last `timed` steps, without `in_warmup`. Returns whether this rank sent what it predicted in each
-// group.
+// groups make such calls. The figures are averages over a run of `steps` steps; times are those of
+// the last `timed` steps, without `in_warmup`. Returns whether this rank sent what it predicted in
+// each group.
 struct CommunicationTable {
     bool as_predicted;
     Json by_kind;   // {kind: {calls, ...}}
@@ -35,8 +35,8 @@ CommunicationTable print_communication(const PredictedCommunication& predicted,
 // {category: {predicted}}, as in MemoryTable.
 Json predicted_memory(const MemoryEstimate& predicted);
 
-// --estimate (estimate_tables.cpp): both tables with predictions only, for the rank that has the
-// least memory left, and whether it fits. All ranks call it. Returns the same sections of the
+// --estimate (estimate_tables.cpp): prints both tables with predictions only, for the rank that has
+// the least memory left, and whether it fits. All ranks call it. Returns the same sections of the
 // summary as a run, without measurements.
 Json print_estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice);
 

@@ -1,5 +1,6 @@
-// Where a wrong gradient is wrong: the first step's, compared with the plain training's by groups
-// of parameters with the same role. A sum that was left out, or made twice, shows as a factor.
+// Shows where a wrong gradient is wrong: compares the first step's gradient with the plain
+// training's, by groups of parameters with the same role. A sum that was omitted, or made twice,
+// shows as a factor.
 #pragma once
 
 #include "lab/report/report.h"
@@ -11,8 +12,8 @@ class GradientGroups {
 public:
     GradientGroups() = default;
     GradientGroups(const Reference::Values& plain, const std::vector<Comparison>& tensors);
-    // Prints a line for each group and adds it to the report: the share of the plain gradient that
-    // the run's has, (g . plain) / (plain . plain), which is 1; and the relative error.
+    // Prints a line for each group and adds it to the report: the run's share of the plain
+    // gradient, (g . plain) / (plain . plain), which should be 1; and the relative error.
     void print(Report& report) const;
 
 private:

@@ -37,7 +37,7 @@ std::vector<float> displaced(std::vector<float> values, const std::string& name,
                              uint64_t displacement, DType dtype) {
     if (displacement == 0) return values;
     const bool half = dtype != DType::fp32;
-    // In the bits of a float, whose fraction has 23 bits, bf16's 7, fp16's 10.
+    // The unit in the bits of a float, whose fraction has 23 bits; bf16's has 7, fp16's 10.
     const uint32_t unit = dtype == DType::bf16 ? 1 << 16 : dtype == DType::fp16 ? 1 << 13 : 1;
     const Random random(displacement, name);
     for (size_t i = 0; i < values.size(); ++i) {
@@ -48,13 +48,13 @@ std::vector<float> displaced(std::vector<float> values, const std::string& name,
     return values;
 }
 
-// The fp32 master of a bf16 weight, from which training continues, is displaced with it.
+// Displaces the fp32 master of a bf16 weight as well, because training continues from it.
 void PlainTraining::start_displaced(ParameterList& parameters, AdamW& optimizer,
                                     uint64_t displacement) const {
     for (const auto& p : parameters) set_values(p->value, start_of(p->name, displacement));
     for (const TensorPart& buffer : parameters.buffers())
         set_values(buffer.tensor, start_.at(buffer.name));
-    if (state_.step == 0) return;  // the first step creates the states, and copies the masters
+    if (state_.step == 0) return;  // the first step creates the states and copies the masters
     for (const TensorPart& part : optimizer.states()) {
         std::vector<float> state = start_.at(part.name);
         if (constexpr std::string_view master = "master."; part.name.starts_with(master)) {

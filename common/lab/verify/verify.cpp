@@ -20,7 +20,7 @@ VerifyBounds verify_bounds(DType dtype) {
 
 namespace {
 
-constexpr double quarter = 0.25;  // of the distance that the weights moved: no larger error passes
+constexpr double quarter = 0.25;  // of the weights' movement: no larger error passes
 
 // The larger one; NaN counts as larger than any number.
 double larger(double a, double b) { return std::isnan(a) || a > b ? a : b; }
@@ -81,8 +81,8 @@ void Verifier::train_plainly(size_t steps) {
     tell(reference_.weights);
 }
 
-// The run's first `steps` steps have made their choices: where they differ from the plain
-// training's, that one follows.
+// When the run's first `steps` steps have made their choices: if these differ from the plain
+// training's, the plain training follows them.
 void Verifier::follow_choices(size_t steps) {
     if (!choices_) return;
     const bool differ = choices_->follow(int64_t(steps));
@@ -155,8 +155,8 @@ Verifier::Drift Verifier::measure_drift() {
     return told<Drift>({largest})[0];
 }
 
-// The drift of the first gradient, the later losses, and the weights' displacements from their
-// start.
+// The drift of the first gradient, of the later losses, and of the weights' displacements from
+// their start.
 Verifier::Drift Verifier::drift_of(const Reference::Result& other, uint64_t displacement) const {
     Drift drift{};
     for (size_t step = 1; step < other.losses.size(); ++step)
@@ -282,7 +282,6 @@ bool Verifier::finish(Report& report) {
     return ok;
 }
 
-// In which steps choices flipped.
 void Verifier::report_flips(Report& report) const {
     int64_t choices = 0, flipped = 0;
     std::string by_step;

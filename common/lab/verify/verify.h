@@ -45,15 +45,15 @@ namespace ultrascale {
 
 inline constexpr int64_t verified_steps = 6;
 
-// The fixed bounds. Step 1: the relative L2 error of the gradient, the relative difference of the
-// loss. Later steps: the largest difference of a loss, the relative L2 error of the weights after
-// the last compared step. All steps: the margin of a choice.
+// The fixed bounds. Step 1: the relative L2 error of the gradient, and the relative difference of
+// the loss. Later steps: the largest difference of a loss, and the relative L2 error of the weights
+// after the last compared step. All steps: the margin of a choice.
 struct VerifyBounds {
     double gradient, first_loss, later_loss, weights, choice;
     double drifts;  // a measured bound is this many times the drift of correct runs
     // The largest measured bounds of the gradient and of a later choice.
     double gradient_limit, choice_limit;
-    DType rounding;                  // by a unit of this, weights are displaced to measure drift
+    DType rounding;                  // weights are displaced by its unit to measure drift
     std::string wider_because = {};  // a reason, if they are wider than those of the dtype
 };
 VerifyBounds verify_bounds(DType dtype);
@@ -62,20 +62,20 @@ VerifyBounds verify_bounds(DType dtype);
 class Choices {
 public:
     virtual ~Choices() = default;
-    // All ranks call these two. watch(): the run's first `steps` steps, which begin, are compared.
-    // follow(): its first `steps` steps have ended, and from now on the plain training makes their
-    // choices; returns whether it would make others by itself.
+    // All ranks call these two. watch(): the run's first `steps` steps, which now begin, are
+    // compared. follow(): these steps have ended, and from now on the plain training makes their
+    // choices; returns whether it would make other choices by itself.
     virtual void watch(int64_t steps) = 0;
     virtual bool follow(int64_t steps) = 0;
 
-    // On rank 0, about the last plain training. Of one step:
+    // Rank 0's counts about one step of the last plain training.
     struct Flips {
-        int64_t choices = 0, flipped = 0;  // those of which the run's are others
-        double margin = 0;                 // the largest one of these
-        double drift = 0;  // of the compared numbers, as a share of their size; see keep()
+        int64_t choices = 0, flipped = 0;  // flipped: the run chose differently
+        double margin = 0;                 // the largest one of the flipped choices
+        double drift = 0;  // the compared numbers', as a share of their size; see keep()
     };
     virtual std::vector<Flips> flips() const = 0;
-    // From now on drifts are those from this plain training.
+    // From now on drifts are measured from this plain training.
     virtual void keep() = 0;
 };
 
@@ -84,20 +84,20 @@ public:
     // Rank 0 immediately trains the plain way, from the run's start, while the other ranks sleep,
     // and sends them the result. Step s takes `batch_sizes[s]` sequences, `micro_batch` at a time
     // (0: all at once; set it if results depend on which sequences are together, like the balance
-    // or capacity of experts). `change` adds to the plain model's parts what else the run computes
-    // (experts), and `choices` is what that chooses. `bounds`: by default those of options.dtype.
-    // Keeps references to the loader and `choices`.
+    // or capacity of experts). `change` adds to the plain model's parts what the run computes
+    // besides (experts), and `choices` are the choices of these parts. `bounds`: by default those
+    // of options.dtype. Keeps references to the loader and `choices`.
     Verifier(const Options& options, const LlamaConfig& config, const DataLoader& loader,
              std::vector<int64_t> batch_sizes,
              const std::function<void(ModuleFactories&)>& change = {}, int64_t micro_batch = 0,
              Choices* choices = nullptr, const std::optional<VerifyBounds>& bounds = {});
-    // The same with a reference of the chapter's own, which `make` creates on rank 0.
+    // Uses the chapter's own reference, which `make` creates on rank 0.
     using MakeReference = std::function<std::unique_ptr<Reference>()>;
     Verifier(const MakeReference& make, int64_t steps, const VerifyBounds& bounds);
 
-    // Compare the run under test. `step` counts from 0; each rank compares what it holds, whole
+    // Compare the tested run. `step` counts from 0; each rank compares what it holds, whole
     // parameters or parts of them. All ranks call them.
-    void gradient(const std::vector<TensorPart>& grads);  // of the first step, before clipping
+    void gradient(const std::vector<TensorPart>& grads);  // the first step's, before clipping
     void after_step(int64_t step, double loss, const std::vector<TensorPart>& values);
 
     // Prints a line for each comparison and adds it to the report. Returns false if a bound was
@@ -117,7 +117,7 @@ private:
     Drift drift_of(const Reference::Result& other, uint64_t displacement) const;
 
     VerifyBounds bounds_;
-    size_t steps_;  // that are compared
+    size_t steps_;  // to compare
     Choices* choices_;
     std::unique_ptr<Reference> plain_;  // on rank 0 only
     Reference::Result reference_;

@@ -14,7 +14,7 @@ double norm(const Reference::Values& values) {
 
 std::vector<Comparison> compare(const std::vector<TensorPart>& parts,
                                 const Reference::Values& whole) {
-    struct Sum {  // of one tensor, over this rank's elements
+    struct Sum {  // for one tensor, over this rank's elements
         Comparison of;
         double elements = 0;
     };

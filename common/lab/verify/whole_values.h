@@ -13,17 +13,16 @@ namespace ultrascale {
 
 inline double square(double x) { return x * x; }
 
-// The L2 norm.
 double norm(const Reference::Values& values);
 
-// How all ranks' parts of a tensor compare with the whole one, element by element. Elements that
+// How all ranks' parts of a tensor compare with the whole tensor, element by element. Elements that
 // several ranks hold count once; if no rank holds any, the sums are NaN.
 struct Comparison {
     double apart = 0;    // the sum of squared differences
-    double product = 0;  // of both: the sum of products
-    double size = 0;     // of the whole one: the sum of squares
+    double product = 0;  // the sum of products of both
+    double size = 0;     // the whole tensor's: the sum of squares
 };
-// For each of the whole tensors, in their order. All ranks call it.
+// Compares each of the whole tensors, in their order. All ranks call it.
 std::vector<Comparison> compare(const std::vector<TensorPart>& parts,
                                 const Reference::Values& whole);
 // The L2 distance over all tensors.
