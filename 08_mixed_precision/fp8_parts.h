@@ -4,10 +4,10 @@
 
 #include <set>
 
-#include "fp8_head.h"
-#include "fp8_linear.h"
-#include "smooth_swiglu.h"
-#include "storage.h"
+#include "6_fp8_linear.h"
+#include "7_fp8_head.h"
+#include "7_smooth_swiglu.h"
+#include "8_storage.h"
 
 namespace ultrascale::mixed_precision {
 

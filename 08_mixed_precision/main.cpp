@@ -1,5 +1,5 @@
 // Chapter 08: mixed precision. The same model and data, with each tensor in the format of a recipe
-// (recipes.h). Ranks train on different samples and sum their gradients.
+// (3_recipes.h). Ranks train on different samples and sum their gradients.
 #include "lab/accumulator_demo.h"
 #include "lab/all_reduce_demo.h"
 #include "lab/compare.h"

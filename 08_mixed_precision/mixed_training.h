@@ -2,12 +2,12 @@
 // --verify: the run's own, and the one that rank 0 trains by itself for comparison (reference.h).
 #pragma once
 
-#include "fp8_all_reduce.h"
+#include "4_loss_scale.h"
+#include "7_fused_quantisation.h"
+#include "7_kept_in_fp8.h"
+#include "8_mixed_adamw.h"
+#include "9_fp8_all_reduce.h"
 #include "fp8_parts.h"
-#include "fused_quantisation.h"
-#include "kept_in_fp8.h"
-#include "loss_scale.h"
-#include "mixed_adamw.h"
 #include "train/updater.h"
 
 namespace ultrascale::mixed_precision {

@@ -1,8 +1,8 @@
 // What a run of this chapter can choose besides its recipe.
 #pragma once
 
-#include "loss_scale.h"
-#include "recipes.h"
+#include "3_recipes.h"
+#include "4_loss_scale.h"
 
 namespace ultrascale::mixed_precision {
 
@@ -16,7 +16,7 @@ enum class Trap {
     stale_weights,     // fp8 weights stay as they were before the update
 };
 
-// The factor in front of gradients that ranks sum in 8 bits (fp8_all_reduce.h).
+// The factor in front of gradients that ranks sum in 8 bits (9_fp8_all_reduce.h).
 enum class SumScaling { pre, post, automatic };
 
 // The products whose sums stay in the tensor cores' accumulators, of 14 bits, to their end.
@@ -33,9 +33,9 @@ struct PrecisionOptions {
     bool powers_of_two = false;           // scales
     FastSums fast = FastSums::by_recipe;
     bool keep_fp8 = false;  // keep inputs, and those of SwiGLU, in 8 bits
-    bool unfused = false;   // not as in fused_quantisation.h
-    bool head_fp8 = false;  // fp8_head.h
-    bool smooth = false;    // smooth_swiglu.h
+    bool unfused = false;   // not as in 7_fused_quantisation.h
+    bool head_fp8 = false;  // 7_fp8_head.h
+    bool smooth = false;    // 7_smooth_swiglu.h
 
     SumScaling sum_scaling = SumScaling::automatic;
     uint64_t seed = 1;  // of stochastic rounding

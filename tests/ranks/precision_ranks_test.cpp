@@ -1,7 +1,7 @@
 // What 08_mixed_precision does between ranks: gradients summed in 8 bits, the loss scale on which
 // all agree, and linears in fp8 inside tensor-parallel ones.
 #include "03_tensor_parallel/8_tensor_parallel.h"
-#include "08_mixed_precision/fp8_all_reduce.h"
+#include "08_mixed_precision/9_fp8_all_reduce.h"
 #include "08_mixed_precision/fp8_parts.h"
 #include "08_mixed_precision/lab/predict.h"
 #include "break_checks.h"

@@ -2,8 +2,8 @@
 // group, computed here in float64.
 #include <gtest/gtest.h>
 
+#include "08_mixed_precision/7_fp8_head.h"
 #include "core/device.h"
-#include "08_mixed_precision/fp8_head.h"
 #include "tests/test_util.h"
 
 namespace ultrascale {

@@ -1,5 +1,5 @@
 // What is kept for backward in 8 bits (--keep-fp8): gate and up, which are most of a layer's
-// activations, each 128 features of a token with a scale (tiles.h), so that an outlier costs only
+// activations, each 128 features of a token with a scale (5_tiles.h), so that an outlier costs only
 // these their bits; and the linears' inputs.
 //
 //     kept of a layer, bytes a token      bf16              --keep-fp8
@@ -9,8 +9,8 @@
 //     o                                   2 H D             1.5 H D + scales   (recipe deepseek)
 //     gate, up                            4 F               2 F  + scales
 //
-// The inputs of q,k,v and of gate,up are 2 h + scales in 8 bits (fp8_linear.h); where the norm
-// before them rounds them (fused_quantisation.h) they are that without --keep-fp8, too, and with
+// The inputs of q,k,v and of gate,up are 2 h + scales in 8 bits (6_fp8_linear.h); where the norm
+// before them rounds them (7_fused_quantisation.h) they are that without --keep-fp8, too, and with
 // scales of rows and tiles they are not kept at all.
 //
 // o is read twice in backward, by attention and as o_proj's input for dW. Errors of attention's
@@ -23,7 +23,7 @@
 
 #include <memory>
 
-#include "fp8_linear.h"
+#include "6_fp8_linear.h"
 #include "kernels/ops_quantised.h"
 #include "model/activation.h"
 #include "model/llama.h"

@@ -22,7 +22,7 @@
 // that know no fp8: their weights, and gradients where the table says fp8, are bf16
 // (rest_recipe()); so are FP8-LM's sums of gradients there.
 // Every tensor in fp8, and master weights or moments in fp16, have a scale, which the bytes above
-// leave out; storage.h counts it.
+// leave out; 8_storage.h counts it.
 //
 // bf16 and fp16: Micikevicius et al. 2018 (arXiv 1710.03740). Transformer Engine: NVIDIA's
 // documentation. FP8-LM: Peng et al. 2023 (arXiv 2310.18313), level O3. DeepSeek-V3: arXiv
@@ -49,9 +49,9 @@ struct Recipe {
     DType weights = DType::fp32;
     std::optional<DType> master, accumulated, gradients;
     DType m = DType::fp32, v = DType::fp32;
-    // Its gradients are too small for fp16, so the loss is multiplied (loss_scale.h).
+    // Its gradients are too small for fp16, so the loss is multiplied (4_loss_scale.h).
     bool loss_scale = false;
-    bool stochastic = false;  // the update rounds stochastically (stochastic_rounding.h)
+    bool stochastic = false;  // the update rounds stochastically (8_stochastic_rounding.h)
     double book_bytes = 0;    // a parameter, in the playbook's table; 0: not there
 
     bool fp8() const { return products != Products::plain; }

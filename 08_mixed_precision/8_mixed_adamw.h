@@ -9,13 +9,13 @@
 // go to the even one, 1.25. And v never becomes 0, or Adam would divide by eps.
 //
 // Without master weights the sum is rounded to the weights' own format: to nearest, which loses an
-// update below half a step, or stochastically (stochastic_rounding.h). Weights in fp8 are rounded
+// update below half a step, or stochastically (8_stochastic_rounding.h). Weights in fp8 are rounded
 // afterwards, as their scales depend on all of a matrix (MixedTraining::round_weights).
 #pragma once
 
+#include "8_storage.h"
 #include "kernels/ops_adamw_any.h"
 #include "model/optimizer.h"
-#include "storage.h"
 
 namespace ultrascale::mixed_precision {
 

@@ -23,8 +23,8 @@
 // DeepSeek-V3 Technical Report, section 3.3.2 (arXiv 2412.19437).
 #pragma once
 
+#include "3_recipes.h"
 #include "core/ops_fp8.h"
-#include "recipes.h"
 
 namespace ultrascale::mixed_precision {
 

@@ -17,7 +17,7 @@
 // around multiply(), multiply_backward() and add_weight_gradient(). Then W, and x or dy, are this
 // rank's part. A measured scale is that of the part: smaller than the whole's or equal, so the
 // rounding differs from one device's, but is no worse, and no amax is sent. Tiles and blocks are
-// the same if parts are multiples of 128; delayed scales, if ranks agree on the amax (scaling.h).
+// the same if parts are multiples of 128; delayed scales, if ranks agree on the amax (5_delayed_scales.h).
 //
 // A measured scale of the whole tensor is measured once: backward rounds W, and an x that was kept
 // in bf16, by the scale of forward, and so reads them once instead of twice.
@@ -25,18 +25,18 @@
 // What is kept for Wgrad: x in bf16, or with keep_fp8 x transposed in 8 bits, half of it. (Not
 // where another part keeps x anyway: o_proj's input is attention's output; down_proj's is made
 // again.) The part before the linear may round x itself, or keep it in its own way: it hands this
-// to the linear (fused_quantisation.h, kept_in_fp8.h).
+// to the linear (7_fused_quantisation.h, 7_kept_in_fp8.h).
 //
-// Micikevicius et al. 2022 (arXiv 2209.05433); scales: scaling.h, tiles.h.
+// Micikevicius et al. 2022 (arXiv 2209.05433); scales: 5_delayed_scales.h, 5_tiles.h.
 #pragma once
 
 #include <memory>
 
+#include "5_delayed_scales.h"
+#include "5_tiles.h"
 #include "model/activation.h"
 #include "model/llama.h"
 #include "precision_options.h"
-#include "scaling.h"
-#include "tiles.h"
 
 namespace ultrascale::mixed_precision {
 

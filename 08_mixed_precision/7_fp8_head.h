@@ -14,7 +14,7 @@
 // DeepSeek-V3 Technical Report, section 3.3.1 (arXiv 2412.19437), keeps its head in bf16.
 #pragma once
 
-#include "fp8_linear.h"
+#include "6_fp8_linear.h"
 
 namespace ultrascale::mixed_precision {
 

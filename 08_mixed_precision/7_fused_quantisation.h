@@ -25,7 +25,7 @@
 // keeps its input in bf16.
 #pragma once
 
-#include "fp8_linear.h"
+#include "6_fp8_linear.h"
 
 namespace ultrascale::mixed_precision {
 

@@ -9,7 +9,7 @@
 //
 // Exponent bits buy range, mantissa bits buy resolution: between a power of two and the next lie
 // 2^mantissa numbers, whatever the format. common/core/float_formats.h takes numbers apart; this
-// file shows it. Formats of 8 bits and fewer need a scale beside them (scaling.h): mxfp8 and nvfp4
+// file shows it. Formats of 8 bits and fewer need a scale beside them (5_delayed_scales.h): mxfp8 and nvfp4
 // bring one for every 32 or 16 numbers.
 //
 // The playbook, "Mixed precision training"; Micikevicius et al. 2022 (arXiv 2209.05433); OCP's
