@@ -6,16 +6,6 @@
 
 namespace ultrascale::mixed_precision {
 
-// Mistakes that --trap makes on purpose.
-enum class Trap {
-    none,
-    unscale_twice,     // gradients are divided by the loss scale once more
-    one_steps,         // the last rank does not skip a step that all others skip
-    clip_scaled,       // the norm is that of the scaled gradients
-    neighbours_scale,  // the forward product is given the scale of another tensor
-    stale_weights,     // fp8 weights stay as they were before the update
-};
-
 // The factor in front of gradients that ranks sum in 8 bits (9_fp8_all_reduce.h).
 enum class SumScaling { pre, post, automatic };
 
@@ -39,7 +29,6 @@ struct PrecisionOptions {
 
     SumScaling sum_scaling = SumScaling::automatic;
     uint64_t seed = 1;  // of stochastic rounding
-    Trap trap = Trap::none;
 
     // By recipe, forward is fast and backward is not, as in Transformer Engine and torchao. With
     // tiles, which are there for exact sums, neither is.

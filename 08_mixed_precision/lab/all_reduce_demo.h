@@ -1,6 +1,6 @@
 // --demo all-reduce: what is left of gradients that n ranks sum in e4m3, with each factor
-// (9_fp8_all_reduce.h). One rank plays all of them: its gradient is split into n, which have a common
-// part and noise of their own, as the gradients of different samples have.
+// (9_fp8_all_reduce.h). One rank plays all of them: its gradient is split into n, which have a
+// common part and noise of their own, as the gradients of different samples have.
 #pragma once
 
 #include <cmath>
