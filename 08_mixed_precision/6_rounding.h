@@ -1,4 +1,4 @@
-// How a linear rounds one of its matrices, x, W or dy, in step after step. Beside the plain linear's
+// How a linear rounds one of its matrices, x, W or dy, at each step. Beside the plain linear's
 // one current scale there are remembered ones (5_delayed_scales.h) and those of parts of a matrix
 // (5_tiles.h), and both orientations of a matrix are written by one pass where both are needed.
 //
