@@ -3,12 +3,11 @@
 //
 //     scales     of rows, tiles and blocks, or remembered (5_tiles.h, 5_delayed_scales.h)
 //     passes     one writes both orientations of dy, and none measures a scale a second time
-//                (6_rounding.h, 6_fp8_weights.h)
+//                (6_rounding.h, 6_fp8_weights.h): from 1.26 to 1.30 times bf16's speed (`tensor`,
+//                8 layers of Llama-3-8B, H200)
 //     memory     kept for dW is dy in 8 bits, and of x what the part before it hands over
-//                (7_fused_quantisation.h, 7_kept_in_fp8.h), or with keep_fp8 x transposed, in
-//                8 bits
-//
-// On an H200, 8 layers of Llama-3-8B train 1.30 times as fast with `tensor` as in bf16.
+//                (7_fused_quantisation.h, 7_kept_in_fp8.h), or with keep_fp8 x transposed, in 8
+//                bits: the README's model has 6.70 MiB of activations, the plain linear's 7.20
 //
 // (Nothing is kept of x where another part keeps it anyway: o_proj's input is attention's output;
 // down_proj's is made again.)

@@ -36,9 +36,9 @@ TEST(PrecisionBadInput, OptionsOfFp8) {
     for (const char* option : {"--gradient-format e4m3", "--keep-fp8", "--smooth-swiglu",
                                "--power-of-two-scales", "--fast-accumulation=all", "--unfused"})
         refuses(fmt::format("--recipe bf16 {}", option), {"recipe bf16", "fp8"});
-    for (const char* option : {"--gradient-format e4m3", "--keep-fp8", "--smooth-swiglu",
-                               "--power-of-two-scales", "--fast-accumulation=all", "--unfused",
-                               "--head fp8"})
+    for (const char* option :
+         {"--gradient-format e4m3", "--keep-fp8", "--smooth-swiglu", "--power-of-two-scales",
+          "--fast-accumulation=all", "--unfused", "--head fp8"})
         refuses(fmt::format("--recipe plain-fp8 {}", option), {"recipe plain-fp8", "tensor"});
     refuses("--recipe deepseek --smooth-swiglu", {"--smooth-swiglu", "deepseek"});
     refuses("--recipe te --micro-batch 1 --seq 20", {"--seq 20", "multiples of 16"});
