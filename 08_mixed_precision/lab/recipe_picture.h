@@ -17,8 +17,7 @@ namespace ultrascale::mixed_precision {
 inline void draw_recipe_bytes(const std::string& directory) {
     if (!draws(directory)) return;
     constexpr double top = 104, pitch = 34;
-    std::vector<Recipe> recipes = all_recipes();
-    std::erase_if(recipes, [](const Recipe& r) { return r.plain; });  // tensor's bar is the same
+    const std::vector<Recipe>& recipes = all_recipes();
     std::string figures;
     for (const Recipe& r : recipes)
         figures += fmt::format("{}: {} bytes. ", r.name, bytes_per_parameter(r));
