@@ -66,7 +66,7 @@ public:
         if (ranks.size() > 1) ranks.all_reduce(found_, Reduce::max);
     }
     // (1) int32 on the device; empty: never.
-    Tensor skip() const { return ignores ? Tensor() : found_; }
+    Tensor skip() const { return found_; }
     bool skips() const { return found_ && found_.to_host<int32_t>()[0] != 0; }  // the host waits
 
     // After the step: the scale of the next one. Returns whether this one was skipped.
@@ -92,8 +92,6 @@ public:
         const std::vector<float> state = state_.to_host<float>();
         scale_ = double(state[0]), good_steps_ = int64_t(state[1]);
     }
-
-    bool ignores = false;  // --trap one-steps
 
 private:
     void write() {

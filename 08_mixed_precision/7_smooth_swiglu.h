@@ -1,4 +1,6 @@
-// SwiGLU's outliers, and a cure.
+// SwiGLU's outliers, and a cure (--smooth-swiglu). With features that are 2 x 10^5 times as large
+// as the others, what down_proj makes of the others is off by 7.7 % with one scale a tensor, by
+// 3.7 % smoothed (--demo swiglu).
 //
 // silu(gate) * up is a product of two linear functions of the same x. Where the two rows of weights
 // point the same way, as they tend to after long training, it grows with the square of x: a few

@@ -1,5 +1,5 @@
 // AdamW on tensors of any format (kernels/ops_adamw_any.h): read, computed in fp32, written back
-// in the recipe's format.
+// in the recipe's format. Moments in 8 bits take 2 bytes a parameter instead of 8.
 //
 //     g = scale * gradient * clip        m, v = moments with g
 //     master -= lr * m / (sqrt(v) + eps)                 weights = master, rounded
@@ -9,13 +9,13 @@
 // go to the even one, 1.25. And v never becomes 0, or Adam would divide by eps.
 //
 // Without master weights the sum is rounded to the weights' own format: to nearest, which loses an
-// update below half a step, or stochastically (stochastic_rounding.h). Weights in fp8 are rounded
-// afterwards, as their scales depend on all of a matrix (MixedTraining::round_weights).
+// update below half a step, or stochastically (8_stochastic_rounding.h). Weights in fp8 are rounded
+// afterwards, as their scales depend on all of a matrix (Fp8Linears::round_weights).
 #pragma once
 
+#include "8_storage.h"
 #include "kernels/ops_adamw_any.h"
 #include "model/optimizer.h"
-#include "storage.h"
 
 namespace ultrascale::mixed_precision {
 

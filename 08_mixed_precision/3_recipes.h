@@ -22,7 +22,7 @@
 // that know no fp8: their weights, and gradients where the table says fp8, are bf16
 // (rest_recipe()); so are FP8-LM's sums of gradients there.
 // Every tensor in fp8, and master weights or moments in fp16, have a scale, which the bytes above
-// leave out; storage.h counts it.
+// leave out; 8_storage.h counts it.
 //
 // bf16 and fp16: Micikevicius et al. 2018 (arXiv 1710.03740). Transformer Engine: NVIDIA's
 // documentation. FP8-LM: Peng et al. 2023 (arXiv 2310.18313), level O3. DeepSeek-V3: arXiv
@@ -49,10 +49,11 @@ struct Recipe {
     DType weights = DType::fp32;
     std::optional<DType> master, accumulated, gradients;
     DType m = DType::fp32, v = DType::fp32;
-    // Its gradients are too small for fp16, so the loss is multiplied (loss_scale.h).
+    // Its gradients are too small for fp16, so the loss is multiplied (4_loss_scale.h).
     bool loss_scale = false;
-    bool stochastic = false;  // the update rounds stochastically (stochastic_rounding.h)
+    bool stochastic = false;  // the update rounds stochastically (8_stochastic_rounding.h)
     double book_bytes = 0;    // a parameter, in the playbook's table; 0: not there
+    bool plain = false;       // its linears are 2_plain_fp8_linear.h's, with nothing around them
 
     bool fp8() const { return products != Products::plain; }
     // What the micro-batches add to.
@@ -84,7 +85,8 @@ inline int64_t bytes_per_parameter(const Recipe& r) {
     return bytes;
 }
 
-// All that --recipe knows. The first four multiply without fp8; "row" is torchao's rowwise recipe.
+// All that --recipe knows. The first four multiply without fp8; "row" is torchao's rowwise recipe;
+// "plain-fp8" computes the bits of "tensor".
 inline const std::vector<Recipe>& all_recipes() {
     using enum DType;
     static const std::vector<Recipe> recipes = {{.name = "fp32",
@@ -156,6 +158,15 @@ inline const std::vector<Recipe>& all_recipes() {
                                                  .m = e4m3,
                                                  .v = e4m3,
                                                  .book_bytes = 10},
+                                                {.name = "plain-fp8",
+                                                 .activations = bf16,
+                                                 .products = Products::tensor,
+                                                 .weights = bf16,
+                                                 .master = fp32,
+                                                 .gradients = bf16,
+                                                 .m = fp32,
+                                                 .v = fp32,
+                                                 .plain = true},
                                                 {.name = "tensor",
                                                  .activations = bf16,
                                                  .products = Products::tensor,
@@ -184,7 +195,8 @@ inline const Recipe* find_recipe(const std::string& name) {
 
 // Whether a recipe only says how products are made.
 inline bool is_of_products(const Recipe& r) {
-    return r.weights == r.activations && !r.loss_scale && r.m == DType::fp32 && r.v == DType::fp32;
+    return r.weights == r.activations && !r.loss_scale && r.m == DType::fp32 &&
+           r.v == DType::fp32 && !r.plain;
 }
 // A recipe whose weights and states are those of --dtype, so that others may shard them: it only
 // says how products are made. UserError if there is none of this name, or if it says more.
@@ -196,6 +208,9 @@ inline const Recipe& recipe_of_products(const std::string& name) {
             if (is_of_products(r)) names += (names.empty() ? "" : ", ") + r.name;
         user_error("--recipe {}: there is no such recipe; there are {}", name, names);
     }
+    if (found->plain)
+        user_error("--recipe {}: only 08_mixed_precision has it; tensor computes the same bits",
+                   name);
     if (!is_of_products(*found))
         user_error(
             "--recipe {}: 08_mixed_precision keeps its weights and states in formats that shards "

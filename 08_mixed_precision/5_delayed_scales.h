@@ -1,8 +1,6 @@
-// One scale for a whole tensor: measured, or remembered.
-//
-// A number x is kept as round(x / scale) in 8 bits. The scale should put the tensor's largest
-// magnitude, its amax, at the format's largest number (e4m3: 448): smaller scales saturate, larger
-// ones waste the few exponents that there are.
+// Delayed scales: a tensor's scale is remembered from earlier steps, where the plain linear's
+// (2_plain_fp8_linear.h) is measured. The tensor is read once instead of twice, so training is 1 %
+// faster (`te` beside `tensor`, 8 layers of Llama-3-8B, H100); a new peak saturates.
 //
 //     current   scale = amax(x) / 448             x is read twice: for its amax, and to be rounded
 //     delayed   scale = max(history) / 448        x is read once; meanwhile its amax is found, for

@@ -1,4 +1,4 @@
-// --demo formats: what a number format can hold.
+// How a number is encoded, and what a format can hold (--demo formats shows it).
 //
 //     format   sign exponent mantissa      fp32 spends its bits like this:
 //     fp32        1        8       23      s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm
@@ -8,8 +8,19 @@
 //     e5m2        1        5        2      s eeeee mm                    the upper half of fp16
 //
 // Exponent bits buy range, mantissa bits buy resolution: between a power of two and the next lie
-// 2^mantissa numbers, whatever the format. common/core/float_formats.h takes numbers apart; this
-// file shows it. Formats of 8 bits and fewer need a scale beside them (scaling.h): mxfp8 and nvfp4
+// 2^mantissa numbers, whatever the format. 0.1 in e4m3, by hand:
+//
+//     0.1 = 1.6 x 2^-4        a sign, a significand from 1 up to 2, a power of two
+//     exponent  -4 + 7 = 3    in 4 bits, with the format's bias added, so that it is not negative
+//     mantissa  0.6 x 8 = 4.8, rounded to 5 of 8
+//     code      0 0011 101    stands for 1.625 x 2^-4 = 0.1016
+//
+// The exponent field 0 is for numbers below the least power of two: these have no leading 1 (they
+// are subnormal), and end in 0. The largest codes are infinity and NaN; e4m3 has only a NaN.
+//
+// Encoding and decoding are in common/core/float_formats.h, once for all formats: codes are in the
+// order of the numbers, so that rounding is integer arithmetic. This file takes codes apart.
+// Formats of 8 bits and fewer need a scale beside them (2_plain_fp8_linear.h): mxfp8 and nvfp4
 // bring one for every 32 or 16 numbers.
 //
 // The playbook, "Mixed precision training"; Micikevicius et al. 2022 (arXiv 2209.05433); OCP's

@@ -1,4 +1,7 @@
-// Scales of parts of a matrix: what one outlier spoils.
+// Scales of parts of a matrix, where the plain linear has one a tensor (2_plain_fp8_linear.h): an
+// outlier spoils only its part. The first gradient is 5.8 % away from fp32's with rows, 5.9 % with
+// tiles, 6.7 % with one scale; beside outliers much more is gained (--demo scales). On an H200
+// tiles make training 1.24 times as fast as bf16, one scale a tensor 1.30 times.
 //
 //     tensor    a scale for all             one large number, and all small ones lose their bits
 //     row       a scale for each row        a token (or an output feature) has its own
@@ -8,7 +11,7 @@
 // A product sums over k. Scales of tensor and row are constant along k and can multiply the
 // finished sum. A tile's are not: each 128 of k have their own factor, so tensor cores add up 128
 // products, and the partial sum is multiplied and added in fp32. (This is also what cures their
-// accumulators, accumulator_demo.h.)
+// accumulators, accumulator.h.)
 //
 //               k ->                       k ->
 //     x  row    [ s1 | s2 | s3 ]    W^T    [ t11 | t12 | t13 ]      sum = s1 t11 (..) + s2 t12 (..)
@@ -23,8 +26,8 @@
 // DeepSeek-V3 Technical Report, section 3.3.2 (arXiv 2412.19437).
 #pragma once
 
+#include "3_recipes.h"
 #include "core/ops_fp8.h"
-#include "recipes.h"
 
 namespace ultrascale::mixed_precision {
 

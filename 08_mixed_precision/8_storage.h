@@ -1,5 +1,6 @@
-// The tensors of a recipe (recipes.h): every parameter's weights, master weights, gradients and
-// moments, each in its format, and the scales of those that have one.
+// The tensors of a recipe (3_recipes.h): every parameter's weights, master weights, gradients and
+// moments, each in its format, and the scales of those that have one. Products in 8 bits save time,
+// this saves memory: a parameter takes 9 bytes with `fp8-lm`, where bf16 takes 16.
 //
 //     linears   [q k v o gate up down, layer 0 | layer 1 | ...]     one flat tensor for each column
 //     the rest  [embedding | norms | head]                          of the recipe's table
@@ -9,8 +10,8 @@
 // A tensor in fp8, and master weights and moments in fp16, stand for scale * tensor, with one scale
 // a parameter. (Moments: the second one is as small as the gradient's square, 1e-12 and less.
 // Without a scale fp16 would hold zeros.) Weights in fp8 have the scales of their products instead
-// (fp8_linear.h). Gradients in 16 bits get a scale, too, where the loss is scaled: dividing them in
-// place would lose the bits that the loss scale has saved.
+// (6_fp8_linear.h). Gradients in 16 bits get a scale, too, where the loss is scaled: dividing them
+// in place would lose the bits that the loss scale has saved.
 #pragma once
 
 #include <algorithm>
@@ -59,7 +60,7 @@ public:
         Tensor sum() const { return accumulated ? accumulated : gradient; }
         Tensor read() const { return gradient ? gradient : accumulated; }
         // Whether the sums are rounded to gradients on this rank alone. (Gradients in fp8 are
-        // rounded by fp8_all_reduce.h, whose scale depends on all ranks.)
+        // rounded by 9_fp8_all_reduce.h, whose scale depends on all ranks.)
         bool rounds() const { return accumulated && gradient && !is_fp8(gradient.dtype()); }
     };
 

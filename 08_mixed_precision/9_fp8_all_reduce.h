@@ -24,10 +24,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "8_storage.h"
 #include "comm/mesh.h"
 #include "kernels/ops_quantised.h"
 #include "kernels/ops_ranges.h"
-#include "storage.h"
 
 namespace ultrascale::mixed_precision {
 
