@@ -1,8 +1,8 @@
 // Chapter 09: everything together. Data, tensor, context, expert and pipeline parallelism with
 // ZeRO, on request with products in fp8: the chapters' own code, put together by composition.h.
 // What cannot work together is refused.
-#include "compare.h"
-#include "options.h"
+#include "lab/compare.h"
+#include "lab/options.h"
 #include "planner/pipeline_ranks.h"
 
 using namespace ultrascale;

@@ -4,7 +4,7 @@
 // takes as long as one of two.
 #pragma once
 
-#include "../predict.h"
+#include "../lab/predict.h"
 
 namespace ultrascale::five_d {
 

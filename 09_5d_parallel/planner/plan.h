@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "../techniques.h"
+#include "../2_techniques.h"
 #include "comm/nodes.h"
 #include "lab/predict/estimate.h"
 

@@ -1,7 +1,7 @@
 // Breaks 09_5d_parallel on purpose, one thing at a time, where two techniques meet, and expects
 // --verify, the memory check or the communication check to find it, on any number of ranks (part of
 // comm_test).
-#include "09_5d_parallel/predict.h"
+#include "09_5d_parallel/lab/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"

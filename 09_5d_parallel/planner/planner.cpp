@@ -1,10 +1,10 @@
-// --plan, --explain-layout: what the planner prints. planner/ has what it computes.
+// --plan, --explain-layout: what the planner prints. The headers beside it have what it computes.
+#include "asked.h"
 #include "lab/report/report.h"
-#include "planner/asked.h"
-#include "planner/nearest.h"
-#include "planner/playbook.h"
-#include "planner/rule_of_thumb.h"
-#include "planner/spread.h"
+#include "nearest.h"
+#include "playbook.h"
+#include "rule_of_thumb.h"
+#include "spread.h"
 
 namespace ultrascale::five_d {
 namespace {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "01_data_parallel/3_buckets.h"
-#include "axes.h"
+#include "1_axes.h"
 #include "train/updater.h"
 
 namespace ultrascale::five_d {

@@ -16,14 +16,14 @@
 #include "02_zero/9_stages.h"
 #include "03_tensor_parallel/8_tensor_parallel.h"
 #include "04_context_parallel/lab/predict.h"
-#include "05_pipeline/lab/cut.h"
-#include "05_pipeline/lab/forward_only.h"
+#include "05_pipeline/3_cut.h"
+#include "05_pipeline/4_executor/forward_only.h"
 #include "05_pipeline/lab/predict.h"
 #include "06_expert_parallel/expert_parallel.h"
 #include "06_expert_parallel/lab/shared_options.h"
 #include "08_mixed_precision/fp8_parts.h"
-#include "buckets.h"
-#include "techniques.h"
+#include "2_techniques.h"
+#include "3_buckets.h"
 
 namespace ultrascale::five_d {
 

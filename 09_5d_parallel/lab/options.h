@@ -1,13 +1,13 @@
 // The program's options, and which of them exclude each other: one line says why.
 #pragma once
 
+#include "../4_composition.h"
+#include "../planner/options.h"
 #include "02_zero/lab/shared_options.h"
 #include "03_tensor_parallel/lab/shared_options.h"
 #include "05_pipeline/lab/schedule_options.h"
 #include "06_expert_parallel/lab/shared_options.h"
-#include "composition.h"
 #include "lab/options/cli.h"
-#include "planner/options.h"
 #include "train/run.h"
 
 namespace ultrascale::five_d {

@@ -9,12 +9,12 @@
 //                 the experts', 1/(dp cp ep) of all others
 #pragma once
 
+#include "../4_composition.h"
 #include "01_data_parallel/lab/predict.h"
 #include "02_zero/lab/predict.h"
 #include "03_tensor_parallel/lab/predict.h"
 #include "04_context_parallel/lab/predict.h"
 #include "06_expert_parallel/lab/predict.h"
-#include "composition.h"
 
 namespace ultrascale::five_d {
 

@@ -8,7 +8,7 @@
 #include "05_pipeline/2_schedules/schedules.h"
 #include "06_expert_parallel/expert_options.h"
 #include "08_mixed_precision/precision_options.h"
-#include "axes.h"
+#include "1_axes.h"
 #include "lab/predict/estimate.h"
 
 namespace ultrascale::five_d {
