@@ -173,7 +173,7 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
 
 Plan plan_of(const Techniques& t, const Options& options, int64_t gpus) {
     Techniques completed = t;
-    completed.complete(int(gpus), layout_names[int(t.context.layout)]);
+    complete(completed, int(gpus), layout_names[int(t.context.layout)]);
     const Axes& a = completed.axes;
     Plan plan = alike(t);
     plan.dp = a.dp, plan.tp = a.tp, plan.cp = a.cp, plan.ep = a.ep, plan.pp = a.pp;
