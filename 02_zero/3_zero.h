@@ -24,7 +24,7 @@
 //         forward, first unit to last:  before(unit), after(unit)
 //         backward, last to first:      before(unit), gradient_complete(parameter), after(unit)
 //         end_micro_batch()
-//     end_all_micro_batches()                             in a pipeline, instead of these calls
+//     end_all_micro_batches()                             in a pipeline, instead of these two
 //     squared_norm()                                      of the gradient, which is complete
 //     update()
 //     finish()                                            before other code reads parameters
