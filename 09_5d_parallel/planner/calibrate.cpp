@@ -1,7 +1,8 @@
 // --calibrate: measures this machine, prints what was found and writes it to a file.
+#include "calibrate.h"
+
 #include "files/file.h"
-#include "planner/calibrate.h"
-#include "planner/options.h"
+#include "options.h"
 
 namespace ultrascale::five_d {
 

@@ -6,8 +6,8 @@
 #include "06_expert_parallel/lab/expert_run.h"
 #include "06_expert_parallel/lab/one_device_experts.h"
 #include "08_mixed_precision/lab/bounds.h"
+#include "documents.h"
 #include "options.h"
-#include "predict.h"
 #include "train/run.h"
 
 namespace ultrascale::five_d {
@@ -63,10 +63,10 @@ inline void print_axes(Report& report, const Techniques& techniques, int node_si
 }
 
 // Sees the rows that experts get, from now on, for the predictions.
-inline std::unique_ptr<ExpertRun> watch_rows(Composition& all) {
+inline std::unique_ptr<ExpertRun> watch_rows(Composition& all, const WatchedDocuments& documents) {
     return std::make_unique<ExpertRun>(
         all.shape, all.techniques.experts, *all.experts,
-        [&all](const auto& rows) { return peak_activations(all, rows); });
+        [&](const auto& rows) { return peak_activations(all, rows, documents.memory()); });
 }
 
 // What a run with experts watches: their choices, for --verify, and the rows that they got, for the
@@ -74,10 +74,11 @@ inline std::unique_ptr<ExpertRun> watch_rows(Composition& all) {
 class WatchedExperts {
 public:
     // Completes what verify needs to know; `what` has its bounds.
-    WatchedExperts(const Options& options, Composition& all, TrainingSetup& what)
+    WatchedExperts(const Options& options, Composition& all, const WatchedDocuments& documents,
+                   TrainingSetup& what)
         : steps_(options.steps),
           choices_(all.shape.config, what.bounds.value(), all.tokens),
-          seen_(watch_rows(all)) {
+          seen_(watch_rows(all, documents)) {
         all.experts->log = [this](int64_t layer, const Tensor& chosen, const Tensor& row_map,
                                   const Context& context) {
             choices_.add(layer, chosen, row_map, context);
@@ -107,6 +108,7 @@ inline constexpr const char* needs_less =
 inline void print_estimate(const Options& options, const Techniques& techniques,
                            const StepShape& shape) {
     Composition all(options, shape, techniques);
+    check_experts(all);
     const int64_t replicas = all.data_slice().count;
     Report report("09_5d_parallel", options, shape, 0);
     report.configuration(sequences_of_step(options, replicas), "", replicas);

@@ -3,7 +3,6 @@
 // takes. Then a pipeline beside ZeRO-3, which both divide the model by its layers.
 #pragma once
 
-#include "documents.h"
 #include "lab/measure/measure.h"
 #include "sections.h"
 #include "techniques_picture.h"
@@ -90,7 +89,7 @@ private:
         Techniques t = given_;
         t.zero.stage = zero;
         t.axes.*Axes::named(axis) = n;
-        t.complete(n);
+        complete(t, n);
         return t;
     }
     std::vector<ComparedWay> techniques(int n, int64_t per_rank) const {
@@ -125,13 +124,15 @@ private:
             return print(fmt::format("  {:<26} not for this model: run it to see why", way.name));
         }
         Composition all(options, shape_, way.techniques);
+        check_experts(all);
         const Prediction step_prediction = predict(all);
         check_fits_everywhere(predict_balanced(all).memory, memory_limit(), needs_less);
         all.updates->start();
         const DataLoader loader(file_, data_options(options, shape_.seq));
         const DataSlice slice = all.data_slice();
-        const std::unique_ptr<ExpertRun> experts = all.experts ? watch_rows(all) : nullptr;
         WatchedDocuments documents(all);
+        const std::unique_ptr<ExpertRun> experts =
+            all.experts ? watch_rows(all, documents) : nullptr;
         double loss = 0;
         bool warm = false;
         const auto settle = [&] {  // after the first steps, and at the end
@@ -143,6 +144,7 @@ private:
         const Measured m = measure(
             loader, slice, sequences_of_step(options, slice.count), options.steps,
             [&](Step& step) {
+                step.watch = {&documents};
                 step.on_finish = [&](double step_loss, double) { loss = step_loss; };
                 train_step_(step, all);
                 documents.end_step();

@@ -10,23 +10,23 @@ namespace ultrascale::five_d {
 
 class WatchedDocuments : public Hooks {
 public:
-    explicit WatchedDocuments(Composition& all) : all_(all) { all.hooks.add(this); }
+    explicit WatchedDocuments(Composition& all) : all_(all) {}
     WatchedDocuments(const WatchedDocuments&) = delete;
 
     // A micro-batch's first pass on this rank: what attention will hold, and what its layers send.
     void before(const Unit&, Pass pass, const Context& context) override {
         const int m = context.micro_batch;
         if (pass != Pass::forward || !context.batch.whole || !all_.context.has_ring() ||
-            all_.document_memory.contains(m))
+            memory_.contains(m))
             return;
         const RingPlan& plan = all_.context.plan_of(context.batch).plan;
         const int rank = all_.context.ring_rank();
         const ContextOptions& options = all_.context.options();
-        all_.document_memory[m] = attention_memory(all_.local_heads_shape, options, plan, rank);
+        memory_[m] = attention_memory(all_.local_heads_shape, options, plan, rank);
         layer_traffic_[m] = ring_of_layer(all_.local_heads_shape, options, plan, rank);
     }
     void end_step() {
-        if (all_.document_memory.empty()) return;
+        if (memory_.empty()) return;
         for (const Action& action : all_.schedule.actions[size_t(all_.pp().rank())]) {
             const Stage& stage = all_.stages[size_t(all_.own.stage(action.chunk))];
             if (action.kind == ActionKind::forward)
@@ -34,10 +34,12 @@ public:
                              .times(stage.last_layer - stage.first_layer);
         }
         if (!all_.experts)  // else their rows count, too (ExpertRun)
-            activations_ = std::max(activations_, peak_activations(all_, {}));
-        buffers_ = std::max(buffers_, peak_buffers(all_));
-        all_.document_memory.clear(), layer_traffic_.clear();
+            activations_ = std::max(activations_, peak_activations(all_, {}, memory_));
+        buffers_ = std::max(buffers_, peak_buffers(all_, memory_));
+        memory_.clear(), layer_traffic_.clear();
     }
+    // Of the step's micro-batches that have begun on this rank.
+    const DocumentMemory& memory() const { return memory_; }
     // Counts anew what is sent.
     void clear() { ring_ = {}; }
 
@@ -54,6 +56,7 @@ public:
 
 private:
     Composition& all_;
+    DocumentMemory memory_;
     std::map<int, PredictedCommunication::Kind> layer_traffic_;  // of the step's micro-batches
     PredictedCommunication::Kind ring_;
     double activations_ = 0;

@@ -1,9 +1,10 @@
 // The file that describes a device and its links.
+#include "hardware.h"
+
 #include <fmt/ranges.h>
 
 #include "files/json_fields.h"
 #include "files/strict_json.h"
-#include "planner/hardware.h"
 
 namespace ultrascale::five_d {
 namespace {

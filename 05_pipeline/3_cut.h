@@ -10,9 +10,9 @@
 
 #include <limits>
 
-#include "../2_schedules/simulate.h"
-#include "../3_stages.h"
-#include "lab/predict/estimate.h"
+#include "2_schedules/simulate.h"
+#include "3_stages.h"
+#include "model/step_shape.h"
 
 namespace ultrascale::pipeline {
 

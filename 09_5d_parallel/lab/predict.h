@@ -9,12 +9,13 @@
 //                 the experts', 1/(dp cp ep) of all others
 #pragma once
 
+#include "../4_composition.h"
 #include "01_data_parallel/lab/predict.h"
 #include "02_zero/lab/predict.h"
 #include "03_tensor_parallel/lab/predict.h"
 #include "04_context_parallel/lab/predict.h"
+#include "05_pipeline/lab/predict.h"
 #include "06_expert_parallel/lab/predict.h"
-#include "composition.h"
 
 namespace ultrascale::five_d {
 
@@ -39,10 +40,15 @@ inline std::vector<Stage> own_stages(const Composition& c) {
     return stages;
 }
 
+// With documents: what attention holds of each micro-batch (documents.h). Without them it is empty,
+// as micro-batches are alike.
+using DocumentMemory = std::map<int, AttentionMemory>;
+
 // What attention holds besides a plain one's, for a micro-batch.
-inline AttentionMemory attention_memory(const Composition& c, int micro_batch = 0) {
-    const auto seen = c.document_memory.find(micro_batch);
-    if (seen != c.document_memory.end()) return seen->second;
+inline AttentionMemory attention_memory(const Composition& c, int micro_batch = 0,
+                                        const DocumentMemory& documents = {}) {
+    const auto seen = documents.find(micro_batch);
+    if (seen != documents.end()) return seen->second;
     const ContextOptions& o = c.techniques.context;
     const RingPlan ring(SequenceCut(o.layout, o.ring_degree(), c.shape.seq), o.bidirectional,
                         nullptr);
@@ -50,15 +56,17 @@ inline AttentionMemory attention_memory(const Composition& c, int micro_batch = 
 }
 
 // The buffers of a layer's own communication, in bytes.
-inline InLayer buffers_in_layer(const Composition& c, int micro_batch = 0) {
-    const AttentionMemory m = attention_memory(c, micro_batch);
+inline InLayer buffers_in_layer(const Composition& c, int micro_batch = 0,
+                                const DocumentMemory& documents = {}) {
+    const AttentionMemory m = attention_memory(c, micro_batch, documents);
     return {whole_bytes(m.communication_forward), whole_bytes(m.communication)};
 }
 
 // The passes of ZeRO's units in the order of this rank's actions.
-inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout) {
+inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout,
+                             const DocumentMemory& documents = {}) {
     const bool one_rank = c.pp().size() == 1,  // one micro-batch after the other
-        alike = c.document_memory.empty();
+        alike = documents.empty();
     const InLayer in_layer = alike ? buffers_in_layer(c) : InLayer();
     if (one_rank && alike)
         return walk_step(layout, c.units, c.techniques.zero, c.shape, c.schedule.micro_batches,
@@ -74,7 +82,7 @@ inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout) {
                                                                       : Pass::backward_weight;
         if (one_rank && pass == Pass::forward)
             walk.begin_micro_batch(action.micro_batch + 1 == c.schedule.micro_batches);
-        if (!alike) walk.set_in_layer(buffers_in_layer(c, action.micro_batch));
+        if (!alike) walk.set_in_layer(buffers_in_layer(c, action.micro_batch, documents));
         if (pass == Pass::forward)
             for (const Unit& unit : units) walk.pass(unit, pass);
         else
@@ -87,12 +95,12 @@ inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout) {
 }
 
 // The most that ZeRO's units and the layers' own communication take together, in bytes.
-inline int64_t peak_buffers(Composition& c) {
+inline int64_t peak_buffers(Composition& c, const DocumentMemory& documents = {}) {
     if (c.techniques.zero.stage >= 2)
-        return walk_actions(c, {c.units, c.mesh, c.techniques.zero.cut}).peak();
-    int64_t most = buffers_in_layer(c).backward;
-    for (const auto& [micro_batch, memory] : c.document_memory)
-        most = std::max(most, buffers_in_layer(c, micro_batch).backward);
+        return walk_actions(c, {c.units, c.mesh, c.techniques.zero.cut}, documents).peak();
+    int64_t most = buffers_in_layer(c, 0, documents).backward;
+    for (const auto& [micro_batch, memory] : documents)
+        most = std::max(most, buffers_in_layer(c, micro_batch, documents).backward);
     return most;
 }
 
@@ -105,16 +113,17 @@ inline double message_bytes(const Composition& c) {
 // of each micro-batch's layers with experts; a rank of a pipeline may have dense layers only, and
 // then there are none.
 inline double peak_activations(Composition& c,
-                               const std::map<int, DispatchStatistics::ByLayer>& rows) {
+                               const std::map<int, DispatchStatistics::ByLayer>& rows,
+                               const DocumentMemory& documents = {}) {
     const std::vector<Stage> stages = own_stages(c);
-    const bool differ = c.experts || !c.document_memory.empty();  // micro-batches
-    std::map<std::pair<int, int>, StageActivations> of;           // by micro-batch and chunk
+    const bool differ = c.experts || !documents.empty();  // micro-batches
+    std::map<std::pair<int, int>, StageActivations> of;   // by micro-batch and chunk
     const auto bytes_of = [&](const Action& action) -> const StageActivations& {
         const std::pair key(differ ? action.micro_batch : 0, action.chunk);
         if (const auto found = of.find(key); found != of.end()) return found->second;
         const Stage& stage = stages[size_t(action.chunk)];
         LocalSizes sizes = local_sizes(c, stage);
-        const AttentionMemory besides = attention_memory(c, key.first);
+        const AttentionMemory besides = attention_memory(c, key.first, documents);
         sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
         const auto came = rows.find(key.first);
         const StageBytes bytes =
@@ -157,8 +166,7 @@ inline Prediction predict(Composition& c) {
     } else {
         const FlatLayout layout(c.units, c.mesh, t.zero.cut);
         add_to(p, layout, t.zero, shape, m, walk_actions(c, layout), c.mesh);
-        p.communication.add(c.mesh.group({"dp", "cp", "ep", "pp", "tp"}), Collective::all_reduce, 1,
-                            8);
+        p.communication.add(c.mesh.norm_group_of_shards(), Collective::all_reduce, 1, 8);
     }
     p.memory.peak_communication += c.messages.mailboxes();
     // exercise 09.3 begin: two terms: the buffers of layers, the sum of the loss

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "01_data_parallel/3_buckets.h"
-#include "axes.h"
+#include "1_axes.h"
 #include "train/updater.h"
 
 namespace ultrascale::five_d {
@@ -16,8 +16,7 @@ public:
 
     TrainingState start() override {
         parameters_.allocate_values(options_.dtype);
-        parameters_.allocate_grads(options_.grad_dtype(),
-                                   mesh_->group({"dp", "cp", "ep"}).symmetric_memory());
+        parameters_.allocate_grads(options_.grad_dtype(), mesh_->data_group().symmetric_memory());
         return PlainUpdater::start();
     }
     void begin_micro_batch(int64_t, bool last) override { last_ = last; }

@@ -1,10 +1,10 @@
-// --plan, --explain-layout: what the planner prints. planner/ has what it computes.
+// --plan, --explain-layout: what the planner prints. The headers beside it have what it computes.
+#include "asked.h"
 #include "lab/report/report.h"
-#include "planner/asked.h"
-#include "planner/nearest.h"
-#include "planner/playbook.h"
-#include "planner/rule_of_thumb.h"
-#include "planner/spread.h"
+#include "nearest.h"
+#include "playbook.h"
+#include "rule_of_thumb.h"
+#include "spread.h"
 
 namespace ultrascale::five_d {
 namespace {
@@ -173,7 +173,7 @@ bool print_plan(const PlannerOptions& given, const Options& options, const StepS
 
 Plan plan_of(const Techniques& t, const Options& options, int64_t gpus) {
     Techniques completed = t;
-    completed.complete(int(gpus), layout_names[int(t.context.layout)]);
+    complete(completed, int(gpus), layout_names[int(t.context.layout)]);
     const Axes& a = completed.axes;
     Plan plan = alike(t);
     plan.dp = a.dp, plan.tp = a.tp, plan.cp = a.cp, plan.ep = a.ep, plan.pp = a.pp;

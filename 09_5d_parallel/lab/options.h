@@ -1,13 +1,14 @@
 // The program's options, and which of them exclude each other: one line says why.
 #pragma once
 
+#include "../4_composition.h"
+#include "../planner/options.h"
 #include "02_zero/lab/shared_options.h"
 #include "03_tensor_parallel/lab/shared_options.h"
+#include "05_pipeline/lab/pipeline.h"
 #include "05_pipeline/lab/schedule_options.h"
 #include "06_expert_parallel/lab/shared_options.h"
-#include "composition.h"
 #include "lab/options/cli.h"
-#include "planner/options.h"
 #include "train/run.h"
 
 namespace ultrascale::five_d {
@@ -90,6 +91,15 @@ inline void check_combination(const Options& options, const Techniques& t, const
         user_error("--sample: use --save here, and 00_single_gpu --load DIR --sample N");
     if (t.axes.cp > 1 && options.attention == AttentionKind::naive)
         user_error("--attention naive: with --cp a rank merges what attention in tiles gives it");
+}
+
+// UserError if the experts cannot work on the tokens that the other techniques leave to a rank. All
+// ranks call it.
+inline void check_experts(const Composition& all) {
+    if (!all.experts) return;
+    const std::string reason = why_not(all.techniques.experts, all.tokens, all.shape.micro_batch,
+                                       all.shape.seq, all.schedule.ranks());
+    if (!reason.empty()) user_error("{}", reason);
 }
 
 struct Chapter {
@@ -199,7 +209,7 @@ struct Chapter {
         Techniques& t = techniques;
         const Axes& axes = t.axes;
         if (!order.empty()) t.axes.set_order(order);
-        t.complete(ranks(), layout);
+        complete(t, ranks(), layout);
         context_parallel::check_documents(t.context, options.document_token);
         tensor_parallel::complete(t.tensor, options.recompute);
         check_length(t, shape);  // before the experts' own check, which recommends no length

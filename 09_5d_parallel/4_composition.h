@@ -15,15 +15,13 @@
 
 #include "02_zero/9_stages.h"
 #include "03_tensor_parallel/8_tensor_parallel.h"
-#include "04_context_parallel/lab/predict.h"
-#include "05_pipeline/lab/cut.h"
-#include "05_pipeline/lab/forward_only.h"
-#include "05_pipeline/lab/predict.h"
+#include "04_context_parallel/9_context_parallel.h"
+#include "05_pipeline/3_cut.h"
+#include "05_pipeline/4_executor/executor.h"
 #include "06_expert_parallel/expert_parallel.h"
-#include "06_expert_parallel/lab/shared_options.h"
 #include "08_mixed_precision/fp8_parts.h"
-#include "buckets.h"
-#include "techniques.h"
+#include "2_techniques.h"
+#include "3_buckets.h"
 
 namespace ultrascale::five_d {
 
@@ -58,7 +56,6 @@ public:
             updates = std::make_unique<Buckets>(own.parameters(), mesh, options, bucket_elements());
         else
             updates = make_zero(own.parameters(), units, mesh, options, chosen.zero);
-        hooks.add(updates.get());
     }
     Composition(const Composition&) = delete;  // its members refer to each other
 
@@ -105,10 +102,6 @@ public:
     Executor executor;
     const std::vector<const Unit*> units;
     std::unique_ptr<Updater> updates;
-    HookList hooks;  // of a step: the updates', and whoever watches
-    // With documents: what attention holds of the step's micro-batches that have begun here
-    // (documents.h).
-    std::map<int, AttentionMemory> document_memory;
 
 private:
     ModuleFactories factories() {
@@ -118,9 +111,6 @@ private:
         fp8.add_to(factories);
         context.add_to(factories);
         if (shape.config.experts.count > 0) {
-            const std::string reason =
-                why_not(techniques.experts, tokens, shape.micro_batch, shape.seq, schedule.ranks());
-            if (!reason.empty()) user_error("{}", reason);
             experts = std::make_unique<ExpertParallel>(shape.config, techniques.experts, mesh,
                                                        schedule.micro_batches, tokens);
             experts->set_in(factories, shape.model);

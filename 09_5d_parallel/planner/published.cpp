@@ -1,7 +1,8 @@
 // --published: predicted beside published.
+#include "published.h"
+
 #include "lab/report/report.h"
-#include "planner/options.h"
-#include "planner/published.h"
+#include "options.h"
 
 namespace ultrascale::five_d {
 

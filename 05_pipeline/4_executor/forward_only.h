@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../3_stages.h"
-#include "lab/predict/estimate.h"
+#include "model/step_shape.h"
 #include "train/sampling.h"
 
 namespace ultrascale::pipeline {
