@@ -80,12 +80,23 @@ public:
     // From here on the first contribution to a gradient overwrites it, and the next ones are added.
     void begin_step(int64_t micro_batches) override { parameters_.begin_gradients(micro_batches); }
     void begin_micro_batch(int64_t, bool last) override { last_ = last; }
+    // exercise 02.6 begin: the sums; the norm of all parts; AdamW on this rank's part; all weights
     void end_micro_batch() override {
         if (!last_) return;            // the next backward adds to the gradients
         parameters_.check_complete();  // fails if a part of the model forgot its contribution
         // The sum overwrites this rank's part; (output, input). It is a phase in the timeline.
         phase("wait for gradients", [&] { ranks_.reduce_scatter(part(gradients_), gradients_); });
     }
+
+    // Each rank adds up the squares of its part; the caller adds up the results of norm_group().
+    Tensor sum_squares() override { return sum_of_squares({part(gradients_)}); }
+    const Communicator* norm_group() const override { return &ranks_; }
+
+    void update(double learning_rate, const Tensor& squared_norm) override {
+        adamw_->step(learning_rate, squared_norm);
+        ranks_.all_gather(weights_, part(weights_));
+    }
+    // exercise 02.6 end
 
     // What this rank holds, for --verify and for checkpoints.
     std::vector<TensorPart> gradients() override {
@@ -98,15 +109,6 @@ public:
     std::vector<TensorPart> states() override { return states_of({&*adamw_, 1}, parameters_); }
 
 protected:
-    // Each rank adds up the squares of its part; the caller adds up the results of norm_group().
-    Tensor sum_squares() override { return sum_of_squares({part(gradients_)}); }
-    const Communicator* norm_group() const override { return &ranks_; }
-
-    void update(double learning_rate, const Tensor& squared_norm) override {
-        adamw_->step(learning_rate, squared_norm);
-        ranks_.all_gather(weights_, part(weights_));
-    }
-
     Tensor part(const Tensor& all) const {  // this rank's
         return all.slice(ranks_.rank() * part_, (ranks_.rank() + 1) * part_);
     }
