@@ -49,7 +49,8 @@ TEST(TokenFile, ReadsEveryFormat) {
     EXPECT_EQ(all_of(TokenFile(dir / "llama3.bin", 128256)), (Ints{128000, 9}));
 }
 
-// 32-bit tokens of a small vocabulary are read as 16-bit ones: each second one is 0.
+// If a file of 32-bit tokens with a small vocabulary is read as 16-bit tokens, every second one is
+// 0.
 TEST(TokenFile, RefusesWhatIsMostLikelyWider) {
     TempDir dir;
     std::vector<uint32_t> wide;

@@ -20,7 +20,7 @@ double log_sum_exp(const double* x, int64_t V) {
 TEST(OpsCrossEntropy, LossesAndGradientInPlace) {
     for (DType dtype : {DType::fp32, DType::bf16, DType::fp16})
         for (double size : {1.0, 100.0}) {
-            // more than a GPU's blocks run at once
+            // more rows than a GPU's blocks process at once
             const int64_t rows = device_is_gpu() && size == 1 ? 150 : 2;
             for (auto [N, V] : std::vector<std::array<int64_t, 2>>{{1, 1},
                                                                    {5, 3},

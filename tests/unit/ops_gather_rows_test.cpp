@@ -1,4 +1,4 @@
-// Rows in another order: every dtype, rows of any size, repeated rows, addresses of any alignment.
+// Rows in another order: every dtype, rows of any size, repeated rows, any alignment.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr DType dtypes[] = {DType::fp32, DType::bf16, DType::fp16, DType::fp64, DType::int32};
 
-// Numbers that all dtypes have.
+// Returns numbers that every dtype can represent.
 Tensor numbers(const Shape& shape, DType dtype, uint64_t seed) {
     const Tensor values = random_integers(shape, -100, 100, seed);
     return dtype == DType::int32 ? values : tensor_of(to_double(values), shape, dtype);
@@ -55,8 +55,8 @@ TEST(OpsGatherRows, LongRows) {
         }
 }
 
-// Chunks of sequences, as ranks hold them, back in the sequence's order: tensors of any shape are
-// matrices whose rows are as many as there are indices, or as large as those.
+// Puts chunks of sequences, as ranks hold them, back in the sequence's order. A tensor of any shape
+// is a matrix of which either the number of rows (that of the indices) or their size is given.
 TEST(OpsGatherRows, ChunksOfFourDimensions) {
     const Tensor in = numbers({4, 2, 10, 6, 5}, DType::bf16, 54),  // (ranks, chunks, ...)
         index = integers({0, 2, 4, 6, 7, 5, 3, 1}, {8}),

@@ -1,5 +1,5 @@
-// 05_pipeline: timelines in the terminal and in pictures show every action where it was; --simulate
-// gives what the formulas say.
+// 05_pipeline: timelines in the terminal and in pictures show every action in its place. --simulate
+// agrees with the formulas.
 #include <cmath>
 #include <filesystem>
 
@@ -35,7 +35,7 @@ TEST(PipelineDrawing, ChunksAndPairs) {
               (Lines{"rank 0    FfFdFDfDbwDD", "          001010101111"}));
 }
 
-// The action's own rectangle of a picture.
+// Returns the rectangle of the action itself in a picture.
 std::vector<Drawn> with_hint(const std::vector<Drawn>& all, const std::string& beginning) {
     std::vector<Drawn> found;
     for (const Drawn& drawn : all)
@@ -57,7 +57,7 @@ TEST(PipelinePicture, ShowsBothTimelinesOnOneScale) {
         for (const auto& rank_actions : schedule.actions) actions += rank_actions.size();
         EXPECT_EQ(with_hint(all, "as simulated ").size(), actions) << name;
         EXPECT_EQ(with_hint(all, "as it ran ").size(), actions) << name;
-        // It ran twice as slowly, and is drawn twice as wide.
+        // It ran twice as slowly, so it is drawn twice as wide.
         const std::string first = " " + to_string(schedule, 0, schedule.actions[0].front()) + ": ";
         const std::vector<Drawn> fast = with_hint(all, "as simulated" + first),
                                  slow = with_hint(all, "as it ran" + first);
