@@ -1,5 +1,7 @@
 // One rank of several fails (tests/faults/fault_program.cpp): the job ends within seconds, says
 // why, and leaves nothing behind.
+#include <sched.h>
+
 #include "processes.h"
 
 namespace ultrascale::test {
@@ -104,6 +106,29 @@ TEST_F(Faults, DifferentPrograms) {
                    "rank 2 was started as 01_data_parallel, rank 0 as fault_program");
     expect_refused({"03_tensor_parallel --seq 8", "02_zero --seq 8"},
                    "rank 1 was started as 02_zero, rank 0 as 03_tensor_parallel");
+}
+
+// A launcher may bind ranks to cores: each uses its own, and only ranks with the same ones share.
+TEST_F(Faults, RanksUseTheCoresTheyAreBoundTo) {
+    cpu_set_t allowed;
+    CPU_ZERO(&allowed);
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    std::vector<std::string> cores;
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+        if (CPU_ISSET(core, &allowed)) cores.push_back(std::to_string(core));
+    if (cores.size() < 2) GTEST_SKIP() << "needs two cores";
+    const std::string a = cores[0], b = cores[1];
+    const auto threads = [&](const std::string& first, const std::string& second) {
+        const std::string train = " 01_data_parallel --layers 1 --seq 8 --steps 1 --no-verify";
+        return run_each_rank({"taskset -c " + first + train, "taskset -c " + second + train}).out;
+    };
+    const char* const given = std::getenv("OMP_NUM_THREADS");
+    const std::string before = given ? given : "";
+    unsetenv("OMP_NUM_THREADS");
+    EXPECT_TRUE(contains(threads(a + "," + b, a), "2 threads"));
+    EXPECT_TRUE(contains(threads(a + "," + b, a + "," + b), "1 thread "));
+    EXPECT_TRUE(contains(threads(a, b), "1 thread "));
+    if (given) setenv("OMP_NUM_THREADS", before.c_str(), 1);
 }
 
 // As if started by another MPI's launcher: n times, each process alone.

@@ -136,7 +136,8 @@ Outcome run_each_rank(const std::vector<std::string>& commands, int seconds) {
     std::vector<std::string> all = mpirun();
     for (const std::string& rank_command : commands) {
         std::vector<std::string> command = words(rank_command);
-        command[0] = program(command[0]);
+        std::string& name = command[command[0] == "taskset" ? 3 : 0];
+        name = program(name);
         if (&rank_command != &commands[0]) all.push_back(":");
         for (const char* word : {"-n", "1"}) all.push_back(word);
         all.insert(all.end(), command.begin(), command.end());

@@ -48,7 +48,8 @@ Outcome run_ranks(int ranks, const std::string& chapter, const std::vector<std::
                   int seconds = patience);
 Outcome run_ranks(int ranks, const std::string& chapter, const std::string& arguments,
                   int seconds = patience);
-// With one rank for each of `commands`, "program arguments".
+// With one rank for each of `commands`: "program arguments", or "taskset -c CORES program
+// arguments".
 Outcome run_each_rank(const std::vector<std::string>& commands, int seconds = patience);
 
 // Trains, on so many ranks (0: without the launcher): adds --json and, to a run, a fixed

@@ -90,6 +90,15 @@ void check_launcher() {
             task, tasks);
 }
 
+// The ranks that share this rank's cores: all of its machine, unless the launcher has bound some to
+// cores of their own.
+int ranks_on_these_cores() {
+    const Communicator& world = Communicator::world();
+    const std::string mine = this_machine() + " " + allowed_cores();
+    const Words all = world.gather_strings(mine);
+    return std::min(int(std::ranges::count(all, mine)), ranks_on_this_node());
+}
+
 // Runs the program and flushes what it printed: on a full disk either may fail.
 bool run_and_print(const std::function<bool()>& program) {
     bool ok = false;
@@ -160,7 +169,7 @@ int run_program(const std::function<bool()>& program) {
     try {
         Communicator::world();
         check_launcher();
-        use_threads(ranks_on_this_node());
+        use_threads(ranks_on_these_cores());
         const bool ok = run_and_print(program);
         finalize_communication();
         return int(ok ? Exit::fine : Exit::missed);

@@ -12,6 +12,7 @@
 #include "lab/page/page.h"
 #include "lab/pictures/svg.h"
 #include "lab/report/report.h"
+#include "same_files.h"
 
 namespace ultrascale {
 
@@ -188,8 +189,9 @@ static std::string folder_for_all_ranks(const std::string& dir) {
 // A run that resumes the run in --load takes over its recorded options. (A batch is given as a
 // whole.)
 static void resume_options(OptionList& options, Options& o) {
+    if (!o.load.empty()) o.load = folder_for_all_ranks(o.load);
+    check_same_job({o.data_path(), o.val_data, o.model, o.load});
     if (o.load.empty()) return;
-    o.load = folder_for_all_ranks(o.load);
     o.own_head = has_own_head(o.load);
     if (!has_training_state(o.load)) return;
     const TrainingState state = load_training_state(o.load);
@@ -212,6 +214,7 @@ static void take_data_of_run(Options& o) {
             "{}: the run in {} was trained on this file, which is not there any more; give its new "
             "place with --data",
             printable(data), o.load);
+    check_same_job({data});
     o.data = data;
 }
 
