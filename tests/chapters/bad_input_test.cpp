@@ -85,8 +85,8 @@ TEST(BadInput, OutOfMemory) {
                       .exit_code,
                   0);
     }
-    // Besides what was predicted, --verify's plain run needs memory; the message has the table of
-    // what is held at that moment.
+    // --verify's plain run needs memory beyond the prediction. The message has a table of what is
+    // held at that moment.
     expect_refused("--device-memory 0.05 --verify --recompute full",
                    {"out of memory", "held: parameters", "--no-verify"});
 }
@@ -129,7 +129,7 @@ TEST(BadInput, ValidationData) {
                    {file, "every target is ignored"});
 }
 
-// Paths where not even root can write: under a regular file, and under /proc.
+// Paths where even root cannot write: under a regular file, and under /proc.
 TEST(BadInput, UnwritableOutputs) {
     TempDir dir;
     put(dir / "file", "before\n");

@@ -1,5 +1,5 @@
-// 01_data_parallel: with every way to sum the gradients, results equal one device's, and memory and
-// communication are as predicted.
+// 01_data_parallel: every way to sum the gradients gives one device's results, with memory and
+// communication as predicted.
 #include <set>
 
 #include "compare_runs.h"
@@ -58,7 +58,7 @@ TEST_P(DataParallelRanks, EveryTechniqueEqualsOneDevice) {
     }
 }
 
-// On GPUs nano's one bucket, of 6 MiB, is large enough for them.
+// On GPUs nano's single bucket, of 6 MiB, is large enough for copy engines.
 TEST(DataParallel, WithCopyEnginesAndWithout) {
     const auto with = [](const char* copy_engines) {
         const Outcome run = train(
@@ -123,7 +123,7 @@ TEST(DataParallel, ExplainShowsBucketsUnderTheBackward) {
     const size_t backward = run.out.find("before backward of head"),
                  update = run.out.find("global gradient norm");
     ASSERT_TRUE(backward != std::string::npos && update != std::string::npos) << run.out;
-    // of the backward: h, 2, 1, 0, e for its units and B for a bucket
+    // the order of backward's lines: h, 2, 1, 0, e for its units, and B for a bucket
     std::vector<std::string> order;
     std::istringstream lines(run.out.substr(backward, update - backward));
     for (std::string line; std::getline(lines, line);) {

@@ -1,4 +1,4 @@
-// 03_tensor_parallel's checkpoints: Hugging Face's are loaded, saved unchanged, and continued on
+// 03_tensor_parallel loads Hugging Face's checkpoints, saves them unchanged, and continues them on
 // any grid of ranks; and the options that it refuses.
 #include "compare_runs.h"
 #include "processes.h"
@@ -24,8 +24,8 @@ Outcome train_grid(const Grid& grid, const std::string& arguments) {
                  fmt::format("--seq 40 --lr 1e-3 --no-verify {} {}", grid.arguments, arguments));
 }
 
-// Loaded and saved without a step: the same tensors, whoever held which slices (and which copies:
-// at tp 4 of key-value heads).
+// A checkpoint that is loaded and saved without a step has the same tensors, whichever rank held
+// which slices (and, at tp 4, copies of key-value heads).
 TEST(TensorParallelCheckpoint, ComesBackBitwise) {
     for (const char* dtype : {"fp32", "bf16"}) {
         TempDir dir;
@@ -113,7 +113,7 @@ TEST_F(TensorParallelBadInput, OfACompare) {
             {"1099511627776 sequences", "--grad-accum"});
 }
 
-// Refused before anything is allocated: these sizes would not fit anywhere.
+// These sizes would not fit anywhere, so they are refused before anything is allocated.
 TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
     expect(3, "--tp 2", {"--tp 2", "3 ranks", "divide"});
     expect(2, "--tp 4", {"--tp 4", "2 ranks"});
@@ -137,7 +137,7 @@ TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
     expect(4, with({{"vocab_size", 3}}), {"vocabulary of 3"});
 }
 
-// What the report calls the largest micro-batch fits, and one more sequence does not.
+// The micro-batch that the report calls the largest fits; one more sequence does not.
 TEST_F(TensorParallelBadInput, MicroBatchTooLarge) {
     for (const char* way : {"", " --sequence-parallel"}) {
         const std::string arguments = fmt::format("--no-verify --device-memory 0.2{}", way);

@@ -14,7 +14,7 @@ namespace ultrascale::context_break {
 using namespace ultrascale::context_parallel;
 
 inline constexpr int64_t T = 48, B = 2, steps = 3;
-// Can be shared by 1, 2, 3, 4 and 8 ranks: also its heads, of which all ranks get the one key head.
+// 1, 2, 3, 4 and 8 ranks can share this model and its heads; all ranks get the one key head.
 inline LlamaConfig config_of(bool tied) {
     return {.layers = 2,
             .hidden = 32,
@@ -26,13 +26,13 @@ inline LlamaConfig config_of(bool tied) {
             .tied = tied};
 }
 
-// What an attention is made of.
+// The parts from which an attention is built.
 struct Ingredients {
     const ContextOptions& options;
     ContextParallel& parallel;
     const Communicator& cp;
     Stream& stream;
-    // The chapter's ring, of these ranks; `layout`: for which it is planned.
+    // Returns the chapter's ring of these ranks, planned for `layout`.
     std::unique_ptr<AttentionCore> ring(const Communicator& ring_ranks, Layout layout) const {
         if (options.variant == Variant::plain)
             return std::make_unique<PlainRing>(ring_ranks, stream);
@@ -45,7 +45,7 @@ struct Ingredients {
     std::unique_ptr<AttentionCore> ring() const { return ring(cp, options.layout); }
 };
 
-// What is done differently from the chapter's main.
+// What a broken run does differently from the chapter's main.
 struct Breaks {
     std::function<void(HostBatch& part, const Communicator& cp)> batch = [](HostBatch&, auto&) {};
     std::function<std::unique_ptr<AttentionCore>(const Ingredients&)> attention;  // empty: as it is
@@ -53,8 +53,8 @@ struct Breaks {
     bool sum = true, own_denominator = false;
     ContextOptions predicted;            // options of the prediction; cp 0: the same
     std::optional<VerifyBounds> bounds;  // other ones
-    // Not broken, but other paths through the parts: the weights' gradients after all of backward;
-    // the loss in chunks of tokens; lines as documents, whose last targets are ignored; ...
+    // Correct, but other paths through the parts: the weights' gradients after all of backward; the
+    // loss in chunks of tokens; lines as documents, whose last targets are ignored; ...
     bool split_backward = false;
     int64_t loss_chunk = 0;
     bool documents = false;
@@ -100,7 +100,7 @@ inline std::vector<ContextOptions> every_variant() {
             usp(Layout::zigzag)};
 }
 
-// Sums each parameter's gradient as soon as it is complete, while backward goes on.
+// Sums each parameter's gradient as soon as it is complete, while backward continues.
 struct SumsInBackward : Hooks {
     explicit SumsInBackward(const Mesh& of) : mesh(of) {}
     void gradient_complete(Parameter& parameter, const Context&) override {

@@ -1,4 +1,4 @@
-// A short training by 05_pipeline's parts, in which something can be done wrong.
+// A short training with 05_pipeline's parts, in which something can be done wrong.
 #pragma once
 
 #include "05_pipeline/lab/cut.h"
@@ -14,7 +14,7 @@ using namespace ultrascale::pipeline;
 inline constexpr int64_t T = 16, B = 1, steps = 3;
 inline int ranks() { return Communicator::world().size(); }
 
-// Two layers for each rank, so that it can have two stages.
+// There are two layers for each rank, so that it can have two stages.
 inline LlamaConfig config_of(bool tied) {
     return {.layers = 2 * ranks(),
             .hidden = 24,
@@ -26,11 +26,12 @@ inline LlamaConfig config_of(bool tied) {
             .tied = tied};
 }
 
-// What is done differently from the chapter's main.
+// What a broken run does differently from the chapter's main.
 struct Breaks {
-    // A rank's part of a micro-batch.
+    // Returns a rank's part of a micro-batch.
     std::function<HostBatch(const HostBatch&, int rank)> batch = {};
-    // After the parameters are described; and after a step's actions, before gradients are summed.
+    // `describe` runs after the parameters are described; `after_actions` runs after a step's
+    // actions, before gradients are summed.
     std::function<void(ParameterList&, int rank)> describe = [](ParameterList&, int) {};
     std::function<void(ParameterList&, int rank)> after_actions = [](ParameterList&, int) {};
     bool tied_counts_twice = false;  // in the norm

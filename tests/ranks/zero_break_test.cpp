@@ -77,7 +77,7 @@ TEST(ZeroBreak, TheHostUpdatesWithoutAUnitsGradient) {
     expect(train_zero<Broken>({.stage = 2, .offload = true}), false, true, true);
 }
 
-// All of a unit's flat values.
+// Returns all of a unit's flat values.
 Tensor whole_values(const FlatUnit& unit) {
     return unit.segments.front().parameter->value.extended_view({unit.padded});
 }
@@ -187,7 +187,8 @@ TEST(ZeroBreak, Zero3LeaksAGatheredBuffer) {
     expect(train_zero<Broken>({.stage = 3}), true, false, true);
 }
 
-// What is kept beyond the step's last micro-batch is from before the update.
+// Parameters that are kept beyond the step's last micro-batch have their values from before the
+// update.
 TEST(ZeroBreak, Zero3KeepsParametersTooLong) {
     struct Broken : Zero3 {
         using Zero3::Zero3;
@@ -200,7 +201,7 @@ TEST(ZeroBreak, Zero3KeepsParametersTooLong) {
     EXPECT_FALSE(checks.communication);
 }
 
-// Without the option the same mistake does nothing.
+// Without the option the same mistake has no effect.
 TEST(ZeroBreak, Zero3KeepsNothingUnlessAsked) {
     struct Unaware : Zero3 {
         using Zero3::Zero3;
@@ -211,7 +212,7 @@ TEST(ZeroBreak, Zero3KeepsNothingUnlessAsked) {
     expect(train_zero<Unaware>({.stage = 3}), true, true, true);
 }
 
-// The model is one unit, but it is reduced as if its first unit were all of it.
+// The model is one unit, but it is reduced as if its first unit were the whole model.
 TEST(ZeroBreak, OneUnitIsReducedTooEarly) {
     struct Broken : Zero3 {
         using Zero3::Zero3;
