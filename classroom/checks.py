@@ -16,7 +16,7 @@ from lines import Line, at, counted, failure, number
 from places import Wrong
 
 MIB = 2**20
-LOSS = 1e-4  # by which a loss may differ from the reference's, as sums may have another order
+LOSS = 1e-4  # largest difference of a loss from the reference's: sums may have another order
 one_at_a_time = threading.Lock()  # proof.py grades several at a time; references are shared
 
 

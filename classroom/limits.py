@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import processes  # noqa: E402
 
 SECONDS = 10  # for a run; most take one. On a busy machine up to four times as long:
-BUSY = 0.6  # until it has had this share of the processors for so many seconds
+BUSY = 0.6  # unless by then it has had this share of the processors for that many seconds
 PEER = 4  # the exit code of a rank that has lost another one
 GIBIBYTES = 3  # of addresses, for a process: MPI reserves more than it uses
 SIGNALS = {signal.SIGSEGV: "an address outside of what it holds (segmentation fault)",
@@ -27,8 +27,8 @@ SIGNALS = {signal.SIGSEGV: "an address outside of what it holds (segmentation fa
            signal.SIGBUS: "an address that does not exist (bus error)",
            signal.SIGILL: "an instruction that this processor does not have",
            signal.SIGABRT: "it was aborted"}
-# What a rank is in while it waits for others (a call that only begins to send is none of these),
-# and what says nothing about where it is.
+# Calls in which a rank waits for others (a call that only begins to send is not among them), and
+# names that do not tell where a rank is.
 WAITS = re.compile(r"\b(Work|Exchange|Event|Stream|Pending)::(wait|synchronize|arrived|done)"
                    r"|^(MPI_|PMPI_)|wait_asleep")
 NOISE = re.compile(r"^(std::|__|_|MPI|PMPI|ompi|opal|gomp|GOMP|say_where|sched_yield|testing::"

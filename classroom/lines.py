@@ -41,7 +41,7 @@ def at(data, path):
     return data
 
 
-# What GoogleTest prints of EXPECT_EQ, and of EXPECT_LT and its like.
+# GoogleTest's messages for EXPECT_EQ, and for EXPECT_LT and similar macros.
 EQUAL = re.compile(r"Expected equality of these values:\n  (.+)\n(?:    Which is: (.+)\n)?"
                    r"  (.+)\n(?:    Which is: (.+)\n)?")
 ORDERED = re.compile(r"Expected: \((.+)\) ([<>]=?|!=) \((.+)\), actual: (.+) vs (.+)\n")

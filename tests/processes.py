@@ -19,7 +19,7 @@ import tempfile
 import time
 import uuid
 
-PATIENCE = 3  # seconds that a run which must end has to do so by itself
+PATIENCE = 3  # seconds within which a run that must end has to end by itself
 
 Ended = collections.namedtuple("Ended", "code out err")
 

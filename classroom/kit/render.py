@@ -10,7 +10,7 @@ import sys
 import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# Where Debian's packages are, also if they were unpacked without root or python3 is another one.
+# The folders of Debian's packages, even if they were unpacked without root or python3 is another.
 sys.path += [str(ROOT / ".deps/usr/lib/python3/dist-packages"), "/usr/lib/python3/dist-packages"]
 sys.path.insert(0, str(ROOT / "tests"))
 try:

@@ -1,6 +1,6 @@
 // A program that fails on one rank, for tests/chapters/long_faults_test.cpp:
 //     mpirun -n 3 build/cpu/fault_program --fault killed --on 2
-// The other ranks continue and wait for that rank in an all-reduce, as in the middle of a step.
+// The other ranks continue, and wait for that rank in an all-reduce, as they would in a step.
 #include <sys/resource.h>
 #include <unistd.h>
 

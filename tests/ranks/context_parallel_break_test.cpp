@@ -142,8 +142,8 @@ Breaks with() {
     return {.attention = [](const Ingredients& i) { return std::make_unique<Core>(i); }};
 }
 
-TEST(ContextParallelBreak,
-     ARingInTheTestPasses) {  // so that the following tests fail for the right reason
+// If this passes, the following tests fail because of their mistakes.
+TEST(ContextParallelBreak, ARingInTheTestPasses) {
     NEEDS_RANKS();
     for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
         expect(train(ring_of(layout), with<ChangedRing>()), true, true, true);

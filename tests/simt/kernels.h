@@ -25,7 +25,7 @@ void launch_copy(float* to, const float* from,
 void launch_write_past_shared_memory(int floats);
 void launch_write_past_shared_array(int floats);  // the array has 32
 void launch_another_array(int* out);              // 32 threads, the array in the other direction
-// 32 threads; the odd ones' results come from shared memory that nobody has written
+// 32 threads; the odd ones' results come from shared memory that nobody has written.
 void launch_unwritten(float* out, int blocks);
 void launch_read_null();
 void launch_too_many_threads();

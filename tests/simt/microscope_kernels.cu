@@ -48,7 +48,7 @@ __global__ void different_trips(float* to, const float* from) {
     for (unsigned i = 0; i <= threadIdx.x; ++i) sum += from[32 * i + threadIdx.x];
     to[threadIdx.x] = sum;
 }
-// Three times a loop whose length differs between lanes; the lanes meet after each.
+// Runs a loop three times whose length differs between lanes; the lanes meet after each.
 __global__ void nested_trips(float* to, const float* from) {
     float sum = 0;
     for (int turn = 0; turn < 3; ++turn) {
