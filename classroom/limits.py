@@ -18,10 +18,10 @@ from places import ROOT
 sys.path.insert(0, str(ROOT / "tests"))
 import processes  # noqa: E402
 
-SECONDS = 10  # for a run; most take one. On a busy machine up to four times as long:
+SECONDS = 10  # limit of a run; most take one. On a busy machine up to four times as long:
 BUSY = 0.6  # unless by then it has had this share of the processors for that many seconds
 PEER = 4  # the exit code of a rank that has lost another one
-GIBIBYTES = 3  # of addresses, for a process: MPI reserves more than it uses
+GIBIBYTES = 3  # limit of a process's addresses: MPI reserves more than it uses
 SIGNALS = {signal.SIGSEGV: "an address outside of what it holds (segmentation fault)",
            signal.SIGFPE: "an integer divided by zero (SIGFPE)",
            signal.SIGBUS: "an address that does not exist (bus error)",
@@ -158,7 +158,7 @@ def run(command, ranks, seconds=SECONDS, isolated=False, watched=True):
                 time.sleep(0.5)
         said.seek(0)
         text = said.read(2**21)
-        said.seek(max(said.tell(), said.seek(0, os.SEEK_END) - 2**21))  # who says much: both ends
+        said.seek(max(said.tell(), said.seek(0, os.SEEK_END) - 2**21))  # a long output: both ends
         text = (text + said.read()).decode("utf-8", "replace")
     return Outcome(started.launcher.returncode, text, time.monotonic() - begin, ranks,
                    timed_out=code is None,

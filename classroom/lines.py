@@ -80,7 +80,7 @@ def failure(text, failed):
         words += f" (With {where[1]}.)"
     if re.search(r"\b-?nan\b", words):
         words += " There is a NaN."
-    elif re.search(r"relative_error\(.*\) is inf\b", words):  # what that function makes of a NaN
+    elif re.search(r"relative_error\(.*\) is inf\b", words):  # the result for a NaN
         words += " There is a NaN or an infinity."
     return f"{failed[0] if failed else 'On another rank a test'} fails at {found[1]}: {words}"
 

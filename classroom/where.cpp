@@ -54,7 +54,7 @@ std::string word_of_this_run() {
 
 const bool installed = [] {
     void* frames[1];
-    backtrace(frames, 1);  // loads what it needs now, not in a handler
+    backtrace(frames, 1);  // loads its library now, not in a handler
     for (const int which : {SIGUSR1, SIGSEGV, SIGFPE, SIGBUS, SIGILL}) {
         struct sigaction action = {};
         action.sa_handler = say_where;

@@ -11,8 +11,8 @@
 namespace ultrascale::test {
 
 struct OneOfAll {
-    std::string name, value;  // no value: a flag
-    std::string with;         // what else it needs
+    std::string name, value;  // a flag has no value
+    std::string with;         // other options that it needs
 };
 
 inline const std::vector<OneOfAll>& all_options() {

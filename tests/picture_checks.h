@@ -16,7 +16,7 @@ struct Drawn {
     std::string name;  // "rect"
     std::map<std::string, std::string> attributes;
     std::string words;  // the text in it
-    std::string hint;   // of its <title>
+    std::string hint;   // the text in its <title>
 
     double number(const std::string& attribute) const {
         return std::stod(attributes.at(attribute));

@@ -57,7 +57,7 @@ class Run:
         if self.launcher.poll() is None:
             self.launcher.terminate()
         until = time.monotonic() + self.patience
-        looks = 0  # without finding anybody: a process that is just being started has no mark yet
+        looks = 0  # looks that found nobody: a process that is just being started has no mark yet
         while looks < 3:
             left = self.processes()
             looks = looks + 1 if not left and self.launcher.poll() is not None else 0

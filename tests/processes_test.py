@@ -29,7 +29,7 @@ class ProcessesTest(unittest.TestCase):
     def setUp(self):
         processes.PATIENCE = 0.2
 
-    def tearDown(self):  # also of a test that fails
+    def tearDown(self):  # runs even if a test fails
         for process in left_behind():
             os.kill(int(process), signal.SIGKILL)
 

@@ -83,7 +83,7 @@ elif [ -s "$before" ] &&
     [ -z "$(find build/"$backend"/[0-9]* build/"$backend"/*_test tests classroom \
         -newer "$before" -type f ! -name '*.pyc' ! -name long_test -print -quit)" ]; then
     passed=$(cat "$before")
-    tests='Long*'  # what is left
+    tests='Long*'  # the remaining tests
     printf '%-44s %4d passed %4d failed   before\n' "all of make test" "$passed" 0
 fi
 filter=--gtest_filter=$tests

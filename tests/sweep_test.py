@@ -117,7 +117,7 @@ class SweepTest(unittest.TestCase):
                           ("1 --do refused", "refused"), ("1 --do missed", "missed"),
                           ("2 --do ok", "ok")])
         self.assertEqual(results[2]["error"], "--tp 3 does not divide")
-        self.assertEqual(results[4]["step_ms"], 10)  # without the first two
+        self.assertEqual(results[4]["step_ms"], 10)  # the first two do not count
         self.assertEqual(results[4]["tensor_bytes"], 1000)
         self.assertGreaterEqual(results[1]["seconds"], 5)  # rounded to 10 ms
         self.assertNotIn("step_ms", results[1])

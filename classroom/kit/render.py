@@ -174,7 +174,7 @@ def folder(path, linked):
 def slides(source, linked, style, script):
     """A deck: one page, in which each slide fills the screen, or a sheet when it is printed."""
     text = source.read_text(encoding="utf-8")
-    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)  # what Marp reads
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)  # the header that Marp reads
     tokens = tokens_of(source, address(source), text, linked)
     parts = [[]]
     for token in tokens:

@@ -21,7 +21,7 @@ using namespace ultrascale;
 
 struct Passes {
     std::function<void()> forward, backward;
-    double flops;  // of forward
+    double flops;  // forward's
 };
 
 static Passes passes(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {

@@ -157,7 +157,7 @@ static void context_parallelism() {
 // The optimizer updates a third of the model, as 22 parameters: those of two layers and the
 // embedding.
 static void optimizer() {
-    for (const DType dtype : {DType::bf16, DType::fp32}) {  // of the gradients
+    for (const DType dtype : {DType::bf16, DType::fp32}) {  // the gradients' dtype
         const int64_t n = optimizer_elements;
         Tensor value = random_tensor({n}), master = random_tensor({n}, DType::fp32),
                m = random_tensor({n}, DType::fp32);

@@ -78,7 +78,7 @@ TEST(BadInput, OutOfMemory) {
                     "10.2 MiB", "--model", "--layers"});
     expect_refused("--device-memory 0.03 --no-verify --micro-batch 64",
                    {"activations", "30.7 MiB", "these options would: --micro-batch 2"});
-    if (!on_gpu) {  // there they do fit; on a GPU cuBLAS may want workspace on top
+    if (!on_gpu) {  // on the CPU they do fit; on a GPU cuBLAS may need workspace, too
         EXPECT_EQ(run("00_single_gpu",
                       "--steps 2 --seq 32 --peak-tflops 1 --device-memory 0.03 --no-verify "
                       "--micro-batch 2")

@@ -77,7 +77,7 @@ inline bool missed(const Outcome& run, const std::string& begin) {
     return false;
 }
 
-inline int gpus() {  // of this machine
+inline int gpus() {  // GPUs of this machine
     int count = 0;
     while (std::filesystem::exists(fmt::format("/dev/nvidia{}", count))) ++count;
     return count;

@@ -31,7 +31,7 @@ TEST(LongestSequence, ThatIsReportedTrains) {
         };
         const int64_t seq = longest(train(2, chapter, options + "16"));
         EXPECT_GT(seq, 100);
-        if (!on_gpu) {  // there workspace comes on top
+        if (!on_gpu) {  // on GPUs workspace comes on top
             EXPECT_EQ(longest(train(2, chapter, options + std::to_string(seq))), seq);
         }
         expect_ranks_refuse(2, chapter, options + std::to_string(seq + 4),

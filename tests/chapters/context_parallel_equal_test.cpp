@@ -181,7 +181,7 @@ TEST(LongContextParallelDocuments, EveryWayEqualsOneDevice) {
     for (const int n : {2, 3, 4, 8}) {
         size_t i = 0;
         for (const std::string& way : ways(n))
-            if (!contains(way, "kept") && !plain(way))  // a ring with documents goes again
+            if (!contains(way, "kept") && !plain(way))  // a ring with documents is restarted
                 expect_equal(n, fmt::format("--document-token 10 {} {}", way, others[i++ % 5]));
     }
     expect_equal(8,

@@ -9,7 +9,7 @@ namespace {
 
 const char* const chapter = "01_data_parallel";
 
-constexpr int named_tensors = 3 * 9 + 3;  // of the small model
+constexpr int named_tensors = 3 * 9 + 3;  // the small model's
 
 // Trains the small model on 2 sequences per rank and micro-batch.
 Outcome train_small(int ranks, const std::string& arguments) {
@@ -140,7 +140,7 @@ TEST(DataParallel, ExplainShowsBucketsUnderTheBackward) {
     EXPECT_LT(index("layers.0"), index("embeddin"));
     EXPECT_LT(index("B"), index("layers.2"))
         << run.out;  // the first bucket does not wait for the rest
-    EXPECT_EQ(std::ranges::count(order, "B"), calls(run, "all-reduce") - 1);  // less the loss
+    EXPECT_EQ(std::ranges::count(order, "B"), calls(run, "all-reduce") - 1);  // without the loss
     EXPECT_GE(std::count(order.begin() + index("head (mi"), order.begin() + index("layers.0"), "B"),
               3)
         << run.out;

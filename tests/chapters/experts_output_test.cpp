@@ -26,7 +26,7 @@ int64_t waits(const std::string& arguments) {
 // A rank must know the number of rows that arrive before it can go on, unless a capacity fixes it.
 TEST(ExpertTrace, ShowsWhereTheHostWaitsForCounts) {
     const int64_t forwards = 2 * 3 * 2;  // ranks, layers, steps
-    EXPECT_EQ(waits(""), 2 * forwards);  // for its own counts, and for those of the others
+    EXPECT_EQ(waits(""), 2 * forwards);  // once for its own counts, once for the other ranks'
     EXPECT_EQ(waits("--overlap chunks --chunks 4"), 2 * forwards) << "once for all chunks";
     EXPECT_EQ(waits("--recompute full"), 4 * forwards);
     EXPECT_EQ(waits("--dispatch rank"), 2 * forwards) << "for ranks' rows, and for experts'";
@@ -36,11 +36,11 @@ TEST(ExpertTrace, ShowsWhereTheHostWaitsForCounts) {
 
 // The heights of the bands at the first and at the last step, measured from each band's top edge.
 struct Bands {
-    std::vector<double> first, last;  // as shares
+    std::vector<double> first, last;  // shares of the height
 };
 Bands bands_of(const std::vector<Drawn>& all, size_t experts) {
     Bands bands;
-    constexpr double height = 230;  // of 100 %
+    constexpr double height = 230;  // the height of 100 %
     double first = 340, last = 340;
     for (size_t e = 0; e < experts; ++e) {
         const std::string role = fmt::format("rank{}", e);

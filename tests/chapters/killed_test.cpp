@@ -41,7 +41,7 @@ public:
 
     void survives(int kills, int seed) {
         auto step_time = std::chrono::duration<double>::max();
-        for (int run = 0; run < 3; ++run) {  // the shortest, if others took the core meanwhile
+        for (int run = 0; run < 3; ++run) {  // the shortest counts: others may have used the core
             const auto begin = std::chrono::steady_clock::now();
             run_a_while();
             step_time = std::min<std::chrono::duration<double>>(

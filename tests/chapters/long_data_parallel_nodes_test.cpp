@@ -42,7 +42,7 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
             const double expected = size / rate / (outcome == &bucket ? 1 : 2),
                          measured = communication_seconds(*outcome);
             EXPECT_GT(measured, expected);
-            ok = ok && measured < 1.6 * expected + 0.1;  // calls wait for each other too
+            ok = ok && measured < 1.6 * expected + 0.1;  // calls also wait for each other
         }
         return ok;
     });

@@ -108,7 +108,7 @@ TEST_F(TensorParallelBadInput, OfACompare) {
     refuses("--seq 33", {"--sequence-parallel", "33 tokens"});
     refuses("--device-memory 0.045",
             {"out of memory", "activations",
-             "--micro-batch 7 would fit"});  // with sequence parallelism 8 do
+             "--micro-batch 7 would fit"});  // with sequence parallelism 8 would
     refuses("--grad-accum 1099511627776 --micro-batch 1 --seq 8",
             {"1099511627776 sequences", "--grad-accum"});
 }
@@ -144,7 +144,7 @@ TEST_F(TensorParallelBadInput, MicroBatchTooLarge) {
         const Outcome small = train(2, chapter, "--steps 1 --seq 32 --micro-batch 1 " + arguments);
         const auto largest = small.summary["fits"]["largest_micro_batch"].get<int>();
         EXPECT_GT(largest, 8);
-        if (!on_gpu) {  // there workspace comes on top
+        if (!on_gpu) {  // on GPUs workspace comes on top
             train(2, chapter,
                   fmt::format("--steps 1 --seq 32 --micro-batch {} {}", largest, arguments));
         }
@@ -155,7 +155,7 @@ TEST_F(TensorParallelBadInput, MicroBatchTooLarge) {
                                  "--steps 1 --seq 31 --micro-batch 2 --recompute full "
                                  "--partition-checkpoints --no-verify --device-memory 0.2");
     EXPECT_EQ(parted.summary["fits"]["largest_micro_batch"].get<int>() % 2,
-              0);  // of 31 tokens each two ranks cannot share an odd number
+              0);  // two ranks cannot share an odd number of samples of 31 tokens
 }
 
 TEST_F(TensorParallelBadInput, Checkpoints) {

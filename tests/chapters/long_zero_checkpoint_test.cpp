@@ -47,7 +47,7 @@ void expect_resumes(const Setting& saved, const SmallModel& model, const std::st
         EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4, 5}));
         EXPECT_LE(largest_difference(run.of("loss"), rest), within);
     };
-    for (int stage : {0, 1, 2, 3}) {  // with the same ranks, on a CPU, the same bits
+    for (int stage : {0, 1, 2, 3}) {  // the same bits with the same ranks on a CPU
         SCOPED_TRACE(fmt::format("stage {}", stage));
         expect_goes_on(train_12({stage, saved.ranks, saved.micro_batch}, go_on + " --no-verify"),
                        on_gpu ? 1e-5 : 0);
@@ -159,7 +159,7 @@ TEST(ZeroCheckpoint, SurvivesBeingKilledWhileSaving) {
     for (int round = 0; round < 8; ++round) {
         const ProcessMark mark;
         const int delay =
-            int(random() % (2000u << round));  // microseconds after the save has begun: of any size
+            int(random() % (2000u << round));  // microseconds after the save has begun
         std::thread killer([&] {
             const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
             while (!std::filesystem::exists(saved + "/.saving") &&

@@ -58,7 +58,7 @@ private:
         std::string text = fmt::format("{}\n{}{}", outcome.exit_code, outcome.out, outcome.err);
         const size_t planned = text.find("; planned in ");
         if (planned != text.npos) text.erase(planned, text.find('\n', planned) - planned);
-        for (const Json& row : outcome.rows) text += row.dump();  // more digits
+        for (const Json& row : outcome.rows) text += row.dump();  // rows have more digits
         return text;
     }
     const Outcome& run_once(const std::string& arguments) {

@@ -148,7 +148,7 @@ TEST(Options, OfOtherChaptersAreKnown) {
         "03_tensor_parallel", "04_context_parallel", "05_pipeline",
         "06_expert_parallel", "07_kernels",          "08_mixed_precision",
         "09_5d_parallel"};
-    std::map<std::string, std::vector<std::string>> owners;  // of an option
+    std::map<std::string, std::vector<std::string>> owners;  // of each option
     for (const std::string& chapter : chapters)
         for (const std::string& name : options_of(chapter)) owners[name].push_back(chapter);
     std::vector<std::string> training = chapters;

@@ -75,7 +75,7 @@ static bool timelines_show_overlap() {
     const std::vector<Json> rows = compare(2, "01_data_parallel", dir, "--bucket-mb 0.2");
     EXPECT_EQ(rows.size(), 6u);
     const std::vector<Drawn> all = picture(dir / "timelines.svg");
-    const auto lanes = [&](const char* role) {  // of naive, overlap, bucket, from above
+    const auto lanes = [&](const char* role) {  // naive, overlap, bucket, from top to bottom
         std::map<double, std::vector<Drawn>> by_height;
         for (const Drawn& d : drawn_as(all, "rect", role))
             if (!d.hint.empty()) by_height[d.number("y")].push_back(d);
@@ -145,7 +145,7 @@ TEST(Pictures, TheRingStepByStep) {
 TEST(Pictures, WhatAStageHoldsAndSends) {
     TempDir dir;
     std::vector<Json> rows = compare(2, "02_zero", dir, "");
-    std::erase_if(rows, [](const Json& row) { return row.at("plain") == true; });  // as stage 1
+    std::erase_if(rows, [](const Json& row) { return row.at("plain") == true; });  // it is stage 1
     ASSERT_EQ(rows.size(), 4u);
     const std::vector<Drawn> all = picture(dir / "stages.svg");
     double pixels_a_byte = 0, pixels_a_sent_byte = 0;

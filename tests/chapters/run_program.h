@@ -32,10 +32,10 @@ struct Outcome {
     // its ranks shared a GPU, so they communicated through the host while nothing was computed
     bool through_host = false;
     std::vector<Json> steps;  // --json's lines
-    std::vector<Json> rows;   // those that are a table's row
-    Json summary;             // and its last one
+    std::vector<Json> rows;   // the lines that are a table's rows
+    Json summary;             // the last line
 
-    std::vector<double> of(const char* field) const;  // of each step
+    std::vector<double> of(const char* field) const;  // a field of each step
 };
 
 std::string program(const std::string& chapter);  // its path

@@ -134,7 +134,7 @@ TEST(SingleGpuResume, VerifiesFromWhereItStands) {
         fmt::format("--steps 3 --recompute full --no-verify --verify --load {}", dir / "saved"));
     EXPECT_EQ(run.summary.at("verify").at("result"), "ok");
     EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4, 5}));
-    EXPECT_EQ(run.summary.at("configuration").at("seq"), 40);  // as before
+    EXPECT_EQ(run.summary.at("configuration").at("seq"), 40);  // unchanged
     EXPECT_EQ(run.summary.at("configuration").at("model"), dir / "saved");
 }
 
@@ -147,7 +147,7 @@ TEST(SingleGpuResume, WeightsAloneStartAnew) {
         "00_single_gpu", fmt::format("--load {} --seq 40 --steps 1 --no-verify", dir / "saved"));
     EXPECT_EQ(again.of("step"), std::vector<double>{1});
     EXPECT_LT(again.of("loss")[0],
-              first.of("loss")[0] - 0.1);  // the same sample, by weights that have seen it
+              first.of("loss")[0] - 0.1);  // the same sample, but the weights have seen it
 }
 
 TEST(SingleGpuResume, WhatWasLoadedIsSavedUnchanged) {

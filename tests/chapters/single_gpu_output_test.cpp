@@ -166,7 +166,7 @@ TEST(SingleGpuTrace, IsWhatPerfettoReads) {
     EXPECT_EQ(counters,
               (std::set<std::string>{"parameters", "gradients", "optimizer", "activations",
                                      "communication", "workspace", "host"}));
-    EXPECT_EQ(optimizer_before, 0);  // the first step's update makes the states
+    EXPECT_EQ(optimizer_before, 0);  // the first step's update allocates the states
     EXPECT_EQ(optimizer_after,
               outcome.summary.at("memory").at("optimizer").at("measured").get<double>());
 }

@@ -60,7 +60,7 @@ TEST_P(TensorParallel, TiedWithDropoutEqualsOneDevice) {
         expect_close(run, plain);
     }
     EXPECT_NE(train_split(n, "--clip 0.1", true).of("loss"),
-              plain.of("loss"));  // it does something
+              plain.of("loss"));  // --clip has an effect
 }
 
 // The predicted peak is exact even if shares are not exact in binary.
@@ -154,7 +154,7 @@ TEST(TensorParallelCosts, PartitionedCheckpointsHoldLess) {
     const Outcome whole = train(2, chapter, arguments),
                   parts = train(2, chapter, arguments + "--partition-checkpoints");
     expect_as_predicted(parts);
-    expect_the_same(parts, whole);  // to the bit: they are gathered as they were
+    expect_the_same(parts, whole);  // equal to the bit: gathering changes no bits
     const auto activations = [](const Outcome& run) {
         return run.summary.at("memory").at("activations, peak").at("measured").get<int64_t>();
     };

@@ -82,7 +82,7 @@ void expect_nested(std::vector<Event> events) {
                std::tuple(b.rank, b.lane, b.begin, -b.end);
     });
     const double tolerance =
-        on_gpu ? 100 : 2e-3;  // microseconds: what goes through the host has the host's clock
+        on_gpu ? 100 : 2e-3;  // microseconds: communication through the host has the host's clock
     std::vector<const Event*> open;
     for (const Event& event : events) {
         const auto over = [&](const Event* e) {

@@ -214,7 +214,7 @@ TEST(ZeroOffload, OfActivationsChangesNoBit) {
         EXPECT_EQ(host.at("measured"), host.at("predicted"));
         const double inputs = there.summary.at("offload").at("inputs_bytes").get<double>();
         EXPECT_EQ(host.at("measured").get<double>() - optimizer_host.at("measured").get<double>(),
-                  inputs / 2);  // of one of the two micro-batches
+                  inputs / 2);  // the inputs of one of the two micro-batches
     }
 }
 
@@ -299,7 +299,7 @@ TEST(ZeroNarrow, LossStaysClose) {
     const Outcome plain = train(2, "02_zero", arguments),
                   narrow =
                       train(2, "02_zero", arguments + " --gather-dtype fp8 --reduce-dtype fp8");
-    EXPECT_FALSE(contains(narrow.out, "MISMATCH")) << narrow.out;  // of a prediction
+    EXPECT_FALSE(contains(narrow.out, "MISMATCH")) << narrow.out;  // a prediction that is not met
     EXPECT_LE(narrow.summary.at("verify").at("gradient").get<double>(), 0.15);
     EXPECT_GT(largest_difference(narrow.of("loss"), plain.of("loss")), 0);
     EXPECT_LE(std::abs(narrow.of("loss").back() / plain.of("loss").back() - 1), 0.01);

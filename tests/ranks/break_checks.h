@@ -10,7 +10,7 @@ namespace ultrascale {
 
 struct Checks {
     bool verified, memory, communication;
-    std::string printed;  // by rank 0: errors, both tables, and what other ranks have wrong
+    std::string printed;  // rank 0's output: errors, both tables, and other ranks' mistakes
 };
 inline void expect(const Checks& checks, bool verified, bool memory, bool communication) {
     EXPECT_EQ(checks.verified, verified) << checks.printed;

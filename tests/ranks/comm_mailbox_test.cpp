@@ -21,7 +21,7 @@ void expect_messages_pass(const Communicator& chain) {
         received.push_back(me == 0 ? tensor(numbers<float>(0, counts[i], int(i)))
                                    : blank<float>(counts[i]));
         if (me > 0) arriving.push_back(chain.recv(received.back(), me - 1, receiving));
-        if (me > 0 && i % 2) arriving.back().wait();  // or only when it is sent on
+        if (me > 0 && i % 2) arriving.back().wait();  // odd ones only when they are sent on
         if (me < n - 1) {
             if (me > 0) arriving.back().wait();
             leaving.push_back(chain.send(received.back(), me + 1, sending));

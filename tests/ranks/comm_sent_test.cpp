@@ -35,7 +35,7 @@ TEST(Sent, IsWhatIsHandedOver) {
                  part = Tensor::zeros({slice}, DType::fp32, Memory::workspace);
     const double S = double(bytes), share = double(n - 1) / n;
     const auto expect = [&](const char* what, double formula, const std::function<void()>& call) {
-        call();  // the first one may map memory, for which ranks exchange messages
+        call();  // the first call may map memory, for which ranks exchange messages
         const Bytes got = bytes_of(call);
         EXPECT_NEAR(got.counted, formula, 1e-3) << what << ", rank " << me;
         expect_equal(got, bytes, what);

@@ -55,7 +55,7 @@ TYPED_TEST(Symmetric, CollectivesAreRight) {
             x = symmetric(numbers<T>(me, count));
             world().all_reduce(x, Reduce::max);
             EXPECT_TRUE(is_reduction<T>(x, Reduce::max, count));
-            if (count > 4) {  // from an address that is no multiple of 16 bytes
+            if (count > 4) {  // from an address that is not a multiple of 16 bytes
                 x = symmetric(numbers<T>(me, count));
                 world().all_reduce(x.slice(1, count));
                 EXPECT_TRUE(is_sum<T>(x.slice(1, count), count, 1, copied(x.slice(1, count))));
@@ -165,7 +165,7 @@ void reuse_on_three_streams(int64_t unsummed_bytes) {
     for (int k = 0; k < 60; ++k) {
         const Communicator& group = k % 4 == 3 ? twin : world();
         Stream& stream = *streams[size_t(k % 3)];
-        if (k % 5 == 4) {  // its result is not looked at: the block goes back with the Work
+        if (k % 5 == 4) {  // nobody reads the result: the block goes back with the Work
             work.push_back(group.all_reduce(symmetric(numbers<float>(me, count, k), group),
                                             Reduce::sum, stream));
             work.back() = {};

@@ -214,7 +214,7 @@ TEST(Mistakes, UnwindingDoesNotWait) {
         EXPECT_THROW(stream.synchronize(), std::logic_error);
     }
     abandon_communication(false);
-    world().send(blank<float>(1), world().rank());  // what it waited for
+    world().send(blank<float>(1), world().rank());  // the message for which it waited
 }
 
 // Strings of different lengths, including empty ones, come from ranks that arrive at different

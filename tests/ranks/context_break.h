@@ -48,11 +48,12 @@ struct Ingredients {
 // What a broken run does differently from the chapter's main.
 struct Breaks {
     std::function<void(HostBatch& part, const Communicator& cp)> batch = [](HostBatch&, auto&) {};
-    std::function<std::unique_ptr<AttentionCore>(const Ingredients&)> attention;  // empty: as it is
-    std::vector<std::string> summed_apart;  // of one weight: axes over which it is not summed
+    std::function<std::unique_ptr<AttentionCore>(const Ingredients&)>
+        attention;                          // empty: the usual
+    std::vector<std::string> summed_apart;  // axes over which one weight is not summed
     bool sum = true, own_denominator = false;
-    ContextOptions predicted;            // options of the prediction; cp 0: the same
-    std::optional<VerifyBounds> bounds;  // other ones
+    ContextOptions predicted;            // the prediction's options; cp 0: the run's
+    std::optional<VerifyBounds> bounds;  // instead of the usual ones
     // Correct, but other paths through the parts: the weights' gradients after all of backward; the
     // loss in chunks of tokens; lines as documents, whose last targets are ignored; ...
     bool split_backward = false;
@@ -60,7 +61,7 @@ struct Breaks {
     bool documents = false;
     double dropout = 0;
     bool tied = false;
-    bool sum_in_backward = false;  // each gradient once it is complete, beside the ring
+    bool sum_in_backward = false;  // each gradient as soon as it is complete, beside the ring
 };
 
 inline int ranks() { return Communicator::world().size(); }
@@ -150,7 +151,7 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
     parameters.initialize(options.seed);
     AdamW optimizer(parameters, options.optimizer);
     testing::internal::CaptureStdout();
-    const int64_t sequences = B * dp.size();  // of a step
+    const int64_t sequences = B * dp.size();  // sequences of a step
     const auto dropped = [&](ModuleFactories& plain) {
         add_dropout(plain, {float(breaks.dropout), options.seed});
     };

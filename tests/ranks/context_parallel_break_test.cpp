@@ -13,7 +13,7 @@ TEST(ContextParallelBreak, UnchangedTechniquesPass) {
         expect(train(context), true, true, true);
     }
     if (ranks() % 2 != 0) return;
-    for (ContextOptions half : {plain(), ring_of(Layout::zigzag)}) {  // and data parallelism
+    for (ContextOptions half : {plain(), ring_of(Layout::zigzag)}) {  // with data parallelism, too
         half.cp = ranks() / 2;
         if (half.cp > 1) expect(train(half), true, true, true);
     }

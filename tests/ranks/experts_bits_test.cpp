@@ -77,7 +77,7 @@ struct Trained1 {
     std::unique_ptr<Llama> model;
     std::map<int64_t, std::vector<int32_t>> first, again;  // choices by layer
     std::map<std::string, Doubles> gradients;
-    double loss;  // of this rank
+    double loss;  // this rank's
 };
 
 TEST(Experts, SameBitsOnAnyNumberOfRanks) {

@@ -21,7 +21,7 @@ struct Case {
     int64_t shared = 1;  // experts
     ModelOptions model = {};
     ExpertOptions options = {.aux = Aux::megatron, .aux_coefficient = 0.1, .z_coefficient = 0.1};
-    int64_t ffn = 48;  // of an expert
+    int64_t ffn = 48;  // an expert's
     TensorOptions tensor = {.tp = 1};
 };
 

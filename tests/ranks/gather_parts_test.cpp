@@ -115,7 +115,7 @@ TEST(GatherParts, SeveralPiecesOfATensorOnOneRank) {
 TEST(GatherParts, Replicas) {
     std::minstd_rand random(3);
     for (int copies :
-         {2, 3, world().size()}) {  // neighbours hold the same; as many groups of them as there are
+         {2, 3, world().size()}) {  // neighbours hold the same; the groups are as many as fit
         std::vector<TensorPart> mine;
         for (const Whole& whole : wholes) {
             const int groups = (world().size() + copies - 1) / copies;

@@ -35,8 +35,8 @@ struct Breaks {
     std::function<void(ParameterList&, int rank)> describe = [](ParameterList&, int) {};
     std::function<void(ParameterList&, int rank)> after_actions = [](ParameterList&, int) {};
     bool tied_counts_twice = false;  // in the norm
-    bool plain = false;              // the loop runs, not the executor
-    std::string predicted;           // the schedule that is predicted; empty: the one that runs
+    bool plain = false;              // runs the loop, not the executor
+    std::string predicted;           // the predicted schedule; empty: the one that runs
 };
 
 inline Schedule schedule_of(const std::string& name) {
@@ -61,7 +61,7 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
     PlainUpdater optimizer(parameters, options, &pipeline.mesh);
     optimizer.start();
     testing::internal::CaptureStdout();
-    const int64_t sequences = B * schedule.micro_batches;  // of a step
+    const int64_t sequences = B * schedule.micro_batches;  // sequences of a step
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), sequences), {});
     testing::internal::GetCapturedStdout();
     Report report("test", options, shape, steps);

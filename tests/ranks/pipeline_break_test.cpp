@@ -160,10 +160,10 @@ TEST(PipelineBreak, AWeightsGradientIsAddedTwice) {
 TEST(PipelineBreak, TheExecutorRefusesWhatTheCheckerWouldHave) {
     if (ranks() > 1) GTEST_SKIP() << "other ranks would wait for the one that stops";
     Schedule schedule = schedule_of("zb-h1");
-    schedule.actions[0].push_back(schedule.actions[0].back());  // a W too many
+    schedule.actions[0].push_back(schedule.actions[0].back());  // one W too many
     EXPECT_THROW(train(schedule), std::logic_error);
     schedule = schedule_of("zb-h1");
-    schedule.actions[0].pop_back();  // a W too few
+    schedule.actions[0].pop_back();  // one W too few
     EXPECT_THROW(train(schedule), std::logic_error);
 }
 

@@ -128,7 +128,7 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
     if (wrong == Break::not_over_dp) split_experts_over({"dp", "ep"});
     parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);
     BucketSync buckets(parameters, mesh, 1 << 30);  // a bucket ends where the group changes
-    if (wrong == Break::norm_lacks_experts) split_experts_over({});  // not of the buckets
+    if (wrong == Break::norm_lacks_experts) split_experts_over({});  // after the buckets were made
     if (wrong == Break::forget_idle)
         for (const auto& p : parameters) p->uses += is_expert(*p);
     PlainUpdater optimizer(parameters, options, &mesh);

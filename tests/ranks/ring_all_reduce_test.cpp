@@ -75,7 +75,7 @@ TEST(RingReduce, LeavesTheSumOnRank0) {
     if (me == 0) {
         EXPECT_EQ(x.to_host<float>(), y.to_host<float>());
     }
-    if (me == n - 1 && n > 1) {  // the last rank has added up everything, too
+    if (me == n - 1 && n > 1) {  // the last rank, too, has added up everything
         const Tensor all = tensor(integers<float>(me, 1000));
         for (int r = 0; r < n - 1; ++r) ops::add(all, tensor(integers<float>(r, 1000)));
         EXPECT_EQ(x.to_host<float>(), all.to_host<float>());

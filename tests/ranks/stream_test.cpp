@@ -118,7 +118,7 @@ TEST(Stream, EventOutlivesItsStream) {
 TEST(Stream, ExceptionOnCompute) {
     EXPECT_THROW(compute_stream().submit([] { throw std::runtime_error("now"); }),
                  std::runtime_error);
-    compute_stream().submit([] {});  // goes on
+    compute_stream().submit([] {});  // it continues
 }
 
 TEST(Stream, ExceptionOnAnotherStream) {

@@ -107,7 +107,7 @@ TEST(ZeroBreak, Zero1GathersFromTheWrongShard) {
                 optimizers_[u].step(lr, squared_norm);
                 const Tensor whole = whole_values(layout_[u]);
                 Tensor shard = value_shards_[u];
-                if (u == 1 && world().rank() == 0) {  // the neighbour's, from before the update
+                if (u == 1 && world().rank() == 0) {  // the neighbour's old values
                     shard = Tensor::empty(shard.shape(), shard.dtype(), Memory::workspace);
                     ops::copy(shard, whole.slice(shard.numel(), 2 * shard.numel()));
                 }
@@ -135,7 +135,7 @@ TEST(ZeroBreak, Zero2KeepsAGradientThatWasReduced) {
         Tensor kept;
         void gradient_complete(Parameter& parameter, const Context& context) override {
             if (parameter.name == "lm_head.weight")
-                kept = parameter.grad;  // and with it the whole unit's
+                kept = parameter.grad;  // keeps the whole unit's gradients
             Zero2::gradient_complete(parameter, context);
         }
     };
@@ -180,7 +180,7 @@ TEST(ZeroBreak, Zero3LeaksAGatheredBuffer) {
         Tensor kept;
         void after(const Unit& unit, Pass pass, const Context& context) override {
             if (unit.name == "layers.0")
-                kept = unit.parameters.front()->value;  // and with it the whole unit
+                kept = unit.parameters.front()->value;  // keeps the whole unit
             Zero3::after(unit, pass, context);
         }
     };

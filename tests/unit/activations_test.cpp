@@ -61,7 +61,7 @@ TEST(Activations, OfAPipelinesRanks) {
     s.micro_batches = 5;
     EXPECT_EQ(peak_activation_bytes(s),
               one_micro_batch + 4 * 2 * int64_t(layer_activations(s).total()));
-    s.model.recompute = Recompute::full;  // of the other four only the layers' inputs
+    s.model.recompute = Recompute::full;  // the other four layers keep only their inputs
     const ActivationMoment peak = activation_peak(s);
     EXPECT_EQ(peak.terms.front().second, 4 * 2 * 64 * 4.0 * 64);
     EXPECT_EQ(peak.when, "in the backward of SwiGLU");

@@ -12,7 +12,7 @@ namespace ultrascale::broken {
 
 struct Checks {
     bool verified, memory;
-    std::string printed = "";  // by verify
+    std::string printed = "";  // verify's output
 };
 
 inline constexpr int64_t T = 24, B = 2;

@@ -46,7 +46,7 @@ TEST(ExpertsConfig, OfMixtral) {
     EXPECT_EQ(config_with(fields, {{"output_router_logits", true}}).experts.aux_coefficient, 0.001);
     json without = fields;
     for (const char* name : {"rope_parameters", "rms_norm_eps"}) without.erase(name);
-    EXPECT_EQ(config_with(without).rope_theta, 1e6);  // Mixtral's defaults, which are no Llama's
+    EXPECT_EQ(config_with(without).rope_theta, 1e6);  // Mixtral's default, not Llama's
     EXPECT_EQ(config_with(without).norm_eps, 1e-5);
     without.erase("num_local_experts");
     expect_refused(without, json::object(),
@@ -244,7 +244,7 @@ TEST(ExpertsCheckpoint, ARoutersBiasIsAmongTheWeights) {
     save_checkpoint(dir.path(), preset("nano-moe"), saved);  // weights without their state
     ops::fill(bias, 7);
     load_parameters(dir.path(), loaded);
-    EXPECT_EQ(to_double(bias), Doubles(4, 7));  // as it was
+    EXPECT_EQ(to_double(bias), Doubles(4, 7));  // unchanged
 }
 
 }  // namespace

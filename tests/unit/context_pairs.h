@@ -48,7 +48,7 @@ inline void for_each_cut(const std::function<void(Layout, const SequenceCut&)>& 
 }
 
 // Pairs of a query of `rank` and a key of `owner`, as local indices.
-using Pairs = std::map<std::pair<int64_t, int64_t>, int>;  // how often each was found
+using Pairs = std::map<std::pair<int64_t, int64_t>, int>;  // how often each pair was found
 inline Pairs visible(const SequenceCut& cut, int64_t rank, int64_t owner, Range keys,
                      const int32_t* starts) {
     Pairs pairs;

@@ -99,7 +99,7 @@ TEST(RingPlan, EveryQueryMeetsAllItsKeysOnce) {
 TEST(RingPlan, TailsSendLessTheFurtherOn) {
     const int n = 8;
     const RingPlan plan(SequenceCut(Layout::zigzag, n, 16 * n), true, nullptr);
-    std::vector<double> sent(size_t(n), 0.0);  // of a rank's keys and values
+    std::vector<double> sent(size_t(n), 0.0);  // a rank's keys and values
     for (size_t p = 0; p < plan.kv_chunks(); ++p)
         for (int rank = 0; rank < n; ++rank)
             for (int hop = 0; hop <= plan.last_hop(); ++hop)

@@ -42,7 +42,7 @@ TEST(ActivationsOnHost, ChangeNoBitAndTakeTheFormulasMemory) {
     const int64_t input = B * T * config.hidden * 4;
     EXPECT_EQ(memory_peak_by_category()[size_t(Memory::activation)] - before,
               peak_activation_bytes(sizes));
-    EXPECT_EQ(all_kept - peak_activation_bytes(sizes), 2 * input);  // of 3 below the last layer
+    EXPECT_EQ(all_kept - peak_activation_bytes(sizes), 2 * input);  // two of the three inputs
     EXPECT_EQ(now(Memory::host) - host_before, 3 * input);
     EXPECT_EQ(inputs.bytes_to_host(), 2 * 3 * input);
     EXPECT_EQ(inputs.bytes_to_device(), 2 * 3 * input);

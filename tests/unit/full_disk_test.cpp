@@ -23,7 +23,7 @@ using test::TempDir;
 class FullDisk {
 public:
     explicit FullDisk(rlim_t bytes) {
-        Communicator::world();  // whose start needs larger ones
+        Communicator::world();  // its start needs larger files
         getrlimit(RLIMIT_FSIZE, &before_);
         rlimit limit = before_;
         limit.rlim_cur = bytes;

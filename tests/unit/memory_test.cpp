@@ -151,7 +151,7 @@ TEST(Memory, PeaksByCategoryAndOfTheSum) {
     }
     const MemoryByCategory peak = difference(memory_peak_by_category(), before),
                            at_peak = difference(memory_at_peak(), before);
-    EXPECT_EQ(peak[int(Memory::activation)], 400);  // at another moment than the workspace's
+    EXPECT_EQ(peak[int(Memory::activation)], 400);  // not when the workspace peaks
     EXPECT_EQ(peak[int(Memory::workspace)], 240);
     EXPECT_EQ(at_peak[int(Memory::activation)], 200);
     EXPECT_EQ(at_peak[int(Memory::workspace)], 240);

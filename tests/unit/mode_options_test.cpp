@@ -61,7 +61,7 @@ TEST(ModeOptions, TheTableHasAll) {
 }
 
 TEST(ModeOptions, WhatAModeDoesNotReadIsRefused) {
-    CommandLine commands;  // what is refused changes nothing
+    CommandLine commands;  // an option that is refused changes nothing
     for (const auto& mode : all_modes())
         for (const auto& option : all_options()) {
             if (!mode.refuses(option.name)) continue;
@@ -93,8 +93,8 @@ TEST(ModeOptions, WhatAModeReadsIsAccepted) {
             const std::string line = mode.mode + " " + mode.value + " " + option.with + " " +
                                      option.name + " " + option.value;
             if (mode.mode == "--plan" && option.with.find("--sequence-parallel") != line.npos)
-                continue;                           // which a plan always has
-            if (option.name == "--load") continue;  // needs a folder
+                continue;                           // a plan always has it
+            if (option.name == "--load") continue;  // it needs a folder
             EXPECT_EQ(CommandLine().error_in(line), "") << line;
         }
 }

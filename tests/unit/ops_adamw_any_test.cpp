@@ -89,7 +89,7 @@ struct Expected {
 struct Recipe {
     const char* name;
     DType value, master, m, v, gradient;
-    bool scaled;  // whatever has fewer than 16 bits, or fp16
+    bool scaled;  // tensors of fewer than 16 bits, or in fp16, have scales
 };
 // The playbook's table, and recipes that it does not have.
 constexpr Recipe recipes[] = {
@@ -178,7 +178,7 @@ TEST(OpsAdamWAny, ASmallSecondMomentIsNotZero) {
         item.gradient = Tensor::zeros({64}, DType::fp32, Memory::gradient);
         item.v = Tensor::zeros({64}, dtype, Memory::optimizer);
         ops::adamw_any({item}, norm, settings(1));
-        EXPECT_EQ(to_double(item.v), Doubles(64, 0));  // nothing is not small
+        EXPECT_EQ(to_double(item.v), Doubles(64, 0));  // v is exactly zero
     }
 }
 
@@ -224,7 +224,7 @@ TEST(OpsAdamWAny, StochasticRounding) {
     const int64_t n = 20003;
     const Tensor norm = tensor_of({0}, {1}, DType::fp64);
     for (DType dtype : {DType::bf16, DType::fp16, DType::e4m3, DType::e5m2}) {
-        const double unit = 2 * precision(dtype).half_unit;  // of numbers in [1, 2)
+        const double unit = 2 * precision(dtype).half_unit;  // for numbers in [1, 2)
         const auto weights = [&] { return tensor_of(Doubles(size_t(n), 1.5), {n}, dtype); };
         const Tensor nearest = weights(), whole = weights(), pieces = weights();
         const Tensor gradient = tensor_of(Doubles(size_t(n), 1), {n}, DType::fp32);

@@ -197,7 +197,7 @@ void expect_added() {
             ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
             ops::attention_delta(t.delta, t.dout, t.o);
             enum class Adds { nothing, itself, another };
-            struct Output {  // and what it is added to, 0 if it is overwritten
+            struct Output {  // `before` is 0 if the output is overwritten
                 Tensor tensor, addend;
                 Doubles before;
                 Output(const Shape& shape, DType dtype, Adds adds, uint64_t seed)

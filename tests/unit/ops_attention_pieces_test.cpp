@@ -63,7 +63,7 @@ TEST(OpsAttentionPieces, OfQueriesThatAreLeftOver) {
             return std::pair(to_double(o), to_double(lse));
         };
         const auto got = forward();
-        EXPECT_EQ(forward(), got);  // the same bits
+        EXPECT_EQ(forward(), got);  // has the same bits
         const NoHopper no_hopper;
         const auto want = forward();
         EXPECT_LT(relative_error(got.first, want.first), 5e-3);

@@ -63,7 +63,7 @@ TEST(OpsBalance, StatisticsAndTheirGradient) {
                         sum += f[size_t(n / T * E + e)] * of[size_t(n * E + e)];
                 return sum;
             };
-            if (N * E > 600) continue;  // differences take their time
+            if (N * E > 600) continue;  // differences take too long
             EXPECT_LE(relative_error(gradient, numerical_gradient(value, to_double(scores))), 2e-5);
         }
 }

@@ -90,7 +90,7 @@ TEST(OpsElementwise, FindsWhatIsNotFinite) {
                                  suspect = tensor_of(x, {n}, dtype);
                     ops::find_not_finite(found, {fine, suspect.slice(0, n), fine});
                     EXPECT_EQ(to_double(found)[0], is_bad ? 1 : 0) << dtype_name(dtype) << bad;
-                    ops::find_not_finite(found, {fine});  // what was found stays
+                    ops::find_not_finite(found, {fine});  // an earlier find stays
                     EXPECT_EQ(to_double(found)[0], is_bad ? 1 : 0);
                 }
             }
@@ -139,7 +139,7 @@ TEST(OpsMatmul, LeadingDimensionsAreRowsAndAnEmptySumIsZero) {
               1e-6);
     Tensor none = Tensor::empty({0, 4}, DType::fp32, Memory::activation),
            w = poisoned({4, 4}, DType::fp32);
-    ops::matmul(w, none, yes, none, no);  // the weight gradient of an expert that got no token
+    ops::matmul(w, none, yes, none, no);  // weight gradient of an expert without tokens
     EXPECT_EQ(to_double(w), Doubles(16, 0));
     EXPECT_THROW(ops::matmul(w, a, no, b, yes), std::logic_error);
     EXPECT_GT(ops::measure_matmul_rate(DType::fp32, 64), 1e6);

@@ -66,7 +66,7 @@ TEST(OpsCrossEntropy, CentralDifferencesAndBadTargets) {
         return 0.5 * (log_sum_exp(&v[0], 7) - v[3] + log_sum_exp(&v[7], 7) - v[7 + 6]);
     };
     EXPECT_LT(relative_error(x, numerical_gradient(loss, at)), 1e-5);
-#ifndef ULTRASCALE_SIMT  // as on GPUs, the host does not see the targets
+#ifndef ULTRASCALE_SIMT  // on GPUs, too, the host does not see the targets
     if (!device_is_gpu()) {
         EXPECT_THROW(ops::cross_entropy(losses, x, integers({3, 7}, {2}), 0), std::logic_error);
     }

@@ -160,7 +160,7 @@ TEST(OpsSumRows, AndScatterRows) {
 
                 const Tensor got = tensor_of(Doubles(size_t(R * h), 7), {R, h}, dtype);
                 ops::scatter_rows(got, x, s.row_map);
-                EXPECT_EQ(to_double(got), scattered);  // rows that it does not name keep their 7
+                EXPECT_EQ(to_double(got), scattered);  // rows without an entry keep their 7
             }
 }
 

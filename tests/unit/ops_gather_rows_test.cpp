@@ -75,7 +75,7 @@ TEST(OpsGatherRows, AnyAddress) {
                          to = out.slice(shift_out, 112 + shift_out);
             ops::gather_rows(to, from, index);
             EXPECT_EQ(to_double(to), gathered(from, index, 16));
-            const Doubles all = to_double(out);  // the element that is no part of it
+            const Doubles all = to_double(out);  // the element that is not part of it
             const double other = shift_out ? all.front() : all.back();
             EXPECT_TRUE(std::isnan(other) || other == 12345);
         }
@@ -87,7 +87,7 @@ TEST(OpsGatherRows, Nothing) {
     ops::gather_rows(unwritten({2, 0}, DType::fp32), unwritten({4, 0}, DType::fp32),
                      integers({1, 2}, {2}));
     const Tensor out = unwritten({1, 3}, DType::fp32);
-    ops::gather_rows(out, in, integers({3}, {1}));  // the simulated GPU wants a kernel in each test
+    ops::gather_rows(out, in, integers({3}, {1}));  // the simulated GPU needs a kernel in each test
     EXPECT_EQ(to_double(out), gathered(in, integers({3}, {1}), 3));
 }
 
@@ -100,7 +100,7 @@ TEST(OpsGatherRows, MistakesAreFound) {
     error(unwritten({1, 3}, DType::fp32), in, index);
     error(unwritten({2, 5}, DType::fp32), in, index);
     ops::gather_rows(unwritten({2, 3}, DType::fp32), in, index);
-    if (device_is_gpu()) return;  // a kernel cannot say that an index is wrong
+    if (device_is_gpu()) return;  // a kernel cannot report a wrong index
     error(unwritten({2, 3}, DType::fp32), in, integers({0, 4}, {2}));
     error(unwritten({2, 3}, DType::fp32), in, integers({-1, 0}, {2}));
 }

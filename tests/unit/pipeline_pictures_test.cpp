@@ -21,7 +21,7 @@ TEST(PipelineDrawing, TwoLinesARank) {
                             "          0011    0000221111  2222", "rank 1    ..FFDDDDFFDDDDFFDDDD",
                             "            000000111111222222"};
     EXPECT_EQ(draw_timeline(result, 0, 24), expected);
-    for (auto& rank_actions : result.ranks)  // as a clock would have measured it
+    for (auto& rank_actions : result.ranks)  // times that a clock would have measured
         for (TimedAction& timed : rank_actions) timed.begin += 1e4, timed.end += 1e4;
     EXPECT_EQ(draw_timeline(result, 0, 24), expected);
     EXPECT_EQ(draw_timeline(result, 24, 24)[2], "rank 1    .FDDFDDFDD");
@@ -89,7 +89,7 @@ TEST(PipelineScale, MessagesOfAMicroBatch) {
     EXPECT_EQ(messages("1f1b"), 2);  // an output downwards, a gradient upwards
     EXPECT_EQ(messages("interleaved"), 4);
     EXPECT_EQ(messages("zbv"), 4);
-    EXPECT_EQ(messages("dualpipe"), 2);  // of a micro-batch of either copy
+    EXPECT_EQ(messages("dualpipe"), 2);  // one for a micro-batch of either copy
     EXPECT_EQ(simulate_row("1f1b", Scale::parse("p=2,m=8,v=2")).messages, 1);
     EXPECT_EQ(simulate_row("zbv", Scale::parse("p=1,m=8,v=2")).messages, 0);
 }
@@ -102,7 +102,7 @@ TEST(PipelineScale, ScoresAScheduleOfOnesOwn) {
     scale.own = "file:" + path;
     const std::vector<ScaleRow> rows = simulate_all(scale);
     EXPECT_EQ(rows.size(), schedule_names().size() + 1);
-    EXPECT_EQ(rows.back().seconds, 13);  // as ZB-H1, in the memory of 1F1B
+    EXPECT_EQ(rows.back().seconds, 13);  // the time of ZB-H1 in the memory of 1F1B
     EXPECT_EQ(rows.back().peak, 2);
     std::filesystem::remove(path);
     EXPECT_THROW(simulate_all(scale), UserError);

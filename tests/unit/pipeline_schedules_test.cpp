@@ -124,7 +124,7 @@ TEST(PipelineSchedules, RunForEverySizeTheyDoNotRefuse) {
                     Schedule schedule;
                     try {
                         schedule = make_schedule(name, p, m, options);
-                    } catch (const UserError&) {  // AreRefusedWithAReason looks at it
+                    } catch (const UserError&) {  // AreRefusedWithAReason tests it
                         EXPECT_TRUE(name == "interleaved" || name.starts_with("dualpipe")) << name;
                         continue;
                     }

@@ -223,7 +223,7 @@ TEST(PipelineMemory, BetweenTheHalvesOfBackwardALayerKeepsWhatItsLinearsNeed) {
         4 * double(T) * double(4 * c.hidden + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn);
     sizes.embedding = sizes.head = false;
     EXPECT_EQ(kept_activations(sizes).after_backward_input, double(c.layers) * layer_bytes);
-    sizes.model.recompute = Recompute::full;  // nothing else of what was computed again
+    sizes.model.recompute = Recompute::full;  // layers keep nothing else of what is computed again
     EXPECT_EQ(kept_activations(sizes).after_backward_input, double(c.layers) * layer_bytes);
     sizes.embedding = sizes.head = true;
     EXPECT_EQ(kept_activations(sizes).after_backward_input,

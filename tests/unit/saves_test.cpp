@@ -83,7 +83,7 @@ TEST_F(SavesOfARun, OnlyFiniteWeights) {
     options.load = dir_ / "checkpoint-2";
     EXPECT_EQ(Saves(options, write, [] { return false; }).last_finite(), "");
     EXPECT_EQ(Saves(options, write, [] { return true; }).last_finite(), options.load);
-    options.steps = 0;  // a copy of what was loaded
+    options.steps = 0;  // copies the loaded checkpoint
     EXPECT_TRUE(Saves(options, write, [] { return false; }).at_end(0));
 }
 
