@@ -9,7 +9,19 @@
 //     weights     [ rank 0 | rank 1 | rank 2 | rank 3 ]   all new, the same on all ranks
 //
 // An all-reduce is a reduce-scatter followed by an all-gather, so this sends what data parallelism
-// sends: 2 (n-1)/n numbers a weight. Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.
+// sends: 2 (n-1)/n numbers a weight. (In MPI they are MPI_Reduce_scatter and MPI_Allgather, on GPUs
+// ncclReduceScatter and ncclAllGather.) Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.
+//
+// A training calls the class below in this order (train_step in main.cpp):
+//
+//     start                               once: weights and gradients get memory, AdamW its part
+//     begin_step
+//     for each of the step's micro-batches:
+//         begin_micro_batch
+//         (the model's forward and backward add to gradients_)
+//         end_micro_batch                 after the last one: the reduce-scatter
+//     sum_squares                         for the gradient's norm, by which it is clipped
+//     update                              AdamW on this rank's part, and the all-gather
 //
 // Three things are missing, and the files after this one add them. Nothing computes while the ranks
 // communicate; the gradients are whole on every rank; so are the weights.
@@ -27,16 +39,19 @@ namespace ultrascale::zero {
 
 class PlainZero1 : public Updater {
 public:
-    // `ranks`: all have the same model and train on other samples. Keeps references.
+    // All `ranks` have the same model, and each trains on samples of its own. The arguments must
+    // live as long as this object.
     PlainZero1(ParameterList& parameters, const Communicator& ranks, const Options& options)
         : parameters_(parameters), ranks_(ranks), options_(options) {
-        constexpr int64_t grain = 8;  // parts begin at multiples of 16 bytes
-        const int64_t pieces = ranks.size() * grain;
-        part_ = (parameters.local_numel() + pieces - 1) / pieces * grain;
+        // A part is 1/n of the model's numbers, rounded up to a multiple of 8, so that it begins at
+        // a multiple of 16 bytes.
+        const int64_t n = ranks.size(), grain = 8;
+        part_ = (parameters.local_numel() + n * grain - 1) / (n * grain) * grain;
     }
 
     TrainingState start() override {
-        // The model's parameters lie in these two one after the other. The end is padding.
+        // The model's parameters lie in these two one after the other: each Parameter's value and
+        // grad become views of them. The end is padding.
         const int64_t all = ranks_.size() * part_;
         weights_ = Tensor::zeros({all}, options_.dtype, Memory::parameter);
         gradients_ = Tensor::zeros({all}, options_.grad_dtype(), Memory::gradient);
@@ -44,16 +59,16 @@ public:
         for (const auto& parameter : parameters_) list.push_back(parameter.get());
         bind_to_flat(list, weights_, &Parameter::value);
         bind_to_flat(list, gradients_, &Parameter::grad);
-        load_or_initialize(options_, parameters_);
+        load_or_initialize(options_, parameters_);  // first values: a checkpoint's, or random ones
 
-        // What of each parameter lies in this rank's part: all, a piece that may begin in the
-        // middle of a row, or nothing. AdamW looks at each number alone.
+        // What of each parameter lies in this rank's part is all of it, a piece that may begin in
+        // the middle of a row, or nothing. AdamW looks at each number alone, so it does not care.
         const int64_t begin = ranks_.rank() * part_, end = begin + part_;
         int64_t at = 0;
         for (Parameter* parameter : list) {
             const int64_t first = std::max(at, begin),
                           last = std::min(at + parameter->local_numel(), end);
-            if (first < last)
+            if (first < last)  // a piece, and where it begins in the parameter
                 mine_.push_back({parameter, first - at, weights_.slice(first, last),
                                  gradients_.slice(first, last)});
             at += parameter->local_numel();
@@ -62,14 +77,17 @@ public:
         return resume_or_start(options_, {&*adamw_, 1}, parameters_);
     }
 
+    // From here on the first contribution to a gradient overwrites it, and the next ones are added.
     void begin_step(int64_t micro_batches) override { parameters_.begin_gradients(micro_batches); }
     void begin_micro_batch(int64_t, bool last) override { last_ = last; }
     void end_micro_batch() override {
-        if (!last_) return;  // the next backward adds to the gradients
-        parameters_.check_complete();
+        if (!last_) return;            // the next backward adds to the gradients
+        parameters_.check_complete();  // fails if a part of the model forgot its contribution
+        // The sum overwrites this rank's part; (output, input). It is a phase in the timeline.
         phase("wait for gradients", [&] { ranks_.reduce_scatter(part(gradients_), gradients_); });
     }
 
+    // What this rank holds, for --verify and for checkpoints.
     std::vector<TensorPart> gradients() override {
         std::vector<TensorPart> sums;  // the other parts are this rank's own
         for (const AdamW::Item& item : mine_)
@@ -80,7 +98,7 @@ public:
     std::vector<TensorPart> states() override { return states_of({&*adamw_, 1}, parameters_); }
 
 protected:
-    // The gradient's norm, for clipping: each rank squares its part, and the ranks add them up.
+    // Each rank adds up the squares of its part; the caller adds up the results of norm_group().
     Tensor sum_squares() override { return sum_of_squares({part(gradients_)}); }
     const Communicator* norm_group() const override { return &ranks_; }
 

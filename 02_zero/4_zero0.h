@@ -1,5 +1,6 @@
-// --stage 0: plain data parallelism, as the baseline. Every rank holds everything; each unit's
-// gradients are all-reduced as soon as they are complete, during the backward of the units below.
+// --stage 0 is plain data parallelism, with which the other stages are compared. Every rank holds
+// everything. Each unit's gradients are all-reduced as soon as they are complete, during the
+// backward of the units below.
 //
 //     compute        | forward | backward  head    L8    L7  ...  L1 |  | update of everything |
 //     communication  |                        | all-reduce head | L8 | ... | L1 |

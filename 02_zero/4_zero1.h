@@ -1,7 +1,7 @@
-// --stage 1: the optimizer's states are sharded, as in 1_plain.h, but unit by unit. What that adds:
-// a unit's sum runs under the backward of the units below it, and its new parameters are gathered
-// under the update of the next unit, and under the next forward. Of 87 ms of communication a step,
-// compute then waits for 10 (four H200s, 1.7 B parameters: MEASURED.md); in 1_plain.h for all.
+// With --stage 1 the optimizer's states are sharded, as in 1_plain.h, but unit by unit. So a unit's
+// sum runs under the backward of the units below it, and its new parameters are gathered under the
+// update of the next unit, and under the next forward. Of 87 ms of communication a step, compute
+// then waits for 10 (four H200s, 1.7 B parameters: MEASURED.md); in 1_plain.h it waits for all.
 //
 //     gradients     [ r0 | r1 | r2 | r3 ]   reduce-scatter ->   rank r holds the sum of its quarter
 //                                                               AdamW on the quarter
@@ -22,8 +22,8 @@ class Zero1 : public Zero {
 public:
     using Zero::Zero;
 
-    // Values and gradients are whole. This rank's shard of the values is a view of them, and the
-    // reduce-scatter writes its shard of the sum into the gradients.
+    // Values and gradients are whole. This rank's shard of the values is a view of them. The
+    // reduce-scatter writes the shard of the sum into the gradients.
     TrainingState start() override {
         values_ = allocate_flat(options_.dtype, Memory::parameter, &Parameter::value);
         load_or_initialize(options_, parameters_);

@@ -1,6 +1,6 @@
-// The gradients of stages 2 and 3: a unit's whole gradient exists only in a buffer, from the
-// beginning of its backward until it has been reduced; what stays of each unit is a shard of the
-// sum. The reduce-scatters themselves are in the stages' files.
+// In stages 2 and 3 a unit's whole gradient exists only in a buffer, from the beginning of its
+// backward until it has been reduced; what stays of each unit is a shard of the sum. The
+// reduce-scatters themselves are in the stages' files.
 //
 // At most two units' buffers exist at a time, however deep the model is (ZeRO-R's constant buffers,
 // C_B). A tied embedding's gradient is the exception: the head begins it and the embedding, last of
@@ -40,7 +40,7 @@ public:
             const FlatUnit& flat = (*layout_)[u];
             const TraceName name(TraceName::whole, flat.name);
             buffers_[u] = Tensor::empty({flat.padded}, dtype_, Memory::communication);
-            // The padding, which is reduced, too, and enters the norm.
+            // The padding is reduced, too, and enters the norm.
             ops::fill(buffers_[u].slice(flat.numel, flat.padded), 0);
             layout_->bind(u, buffers_[u], &Parameter::grad);
             for (const FlatUnit::Segment& segment : flat.segments)
@@ -62,8 +62,8 @@ public:
         }
         return all;
     }
-    // At the end of a micro-batch: the units that have a buffer but were not reduced after a pass,
-    // because the passes came in another order (a pipeline).
+    // Returns, at the end of a micro-batch, the units that have a buffer but were not reduced after
+    // a pass, because the passes came in another order (a pipeline).
     std::vector<size_t> take_rest() {
         std::vector<size_t> all;
         for (size_t u = 0; u < buffers_.size(); ++u)
@@ -71,8 +71,9 @@ public:
         return all;
     }
 
-    // A reduce-scatter to start. The first one of a step writes its sum straight into this rank's
-    // shard. Those of later micro-batches write to a tensor of their own, which wait() adds.
+    // A reduce-scatter that is to be started. The first one of a step writes its sum straight into
+    // this rank's shard. Those of later micro-batches write to a tensor of their own, which wait()
+    // adds.
     struct Reduction {
         size_t unit;
         Tensor whole;  // (padded) the input: all of the unit's gradient

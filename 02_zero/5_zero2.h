@@ -1,8 +1,8 @@
-// --stage 2: the gradients are sharded too. A unit's whole gradient exists only from the beginning
-// of its backward until it has been reduced (5_gradient_buffers.h); what stays is the shard of the
-// sum. That saves (n-1)/n of the gradients: of 6.4 GiB 3.9 on four GPUs, buffers included
-// (MEASURED.md). The price: every micro-batch's gradients must travel. The parameters are whole,
-// and are gathered after the update, as in stage 1.
+// With --stage 2 the gradients are sharded too. A unit's whole gradient exists only from the
+// beginning of its backward until it has been reduced (5_gradient_buffers.h); what stays is the
+// shard of the sum. That saves (n-1)/n of the gradients: of 6.4 GiB 3.9 on four GPUs, buffers
+// included (MEASURED.md). The price is that every micro-batch's gradients must travel. The
+// parameters are whole, and are gathered after the update, as in stage 1.
 //
 //     compute         backward L8   backward L7         backward L6
 //     communication                 reduce-scatter L8   reduce-scatter L7

@@ -1,11 +1,11 @@
-// --offload optimizer: the optimizer's states live in the host's memory, and the host makes the
+// With --offload optimizer the optimizer's states live in the host's memory, and the host makes the
 // update (ZeRO-Offload: Ren et al. 2021, https://arxiv.org/abs/2101.06840). A rank's device then
-// holds no states at all; the host holds, for each parameter that the rank owns, Adam's two
-// moments, the master weight and a copy of the device's weight; besides, two buffers for one unit's
-// gradients each.
+// holds no states at all. The host holds, for each parameter that the rank owns, Adam's two
+// moments, the master weight and a copy of the device's weight; besides, it has two buffers for one
+// unit's gradients each.
 //
-// Each unit goes through three stages, on two streams and the host's threads; different units are
-// in different stages at the same time:
+// Each unit is first copied, then updated, then copied back, on two streams and the host's threads.
+// Different units are in different phases at the same time:
 //
 //     copies to the host     gradients L1 | gradients L2 | gradients L3 | ...
 //     host                                | AdamW L1     | AdamW L2     | AdamW L3     | ...
@@ -57,12 +57,12 @@ public:
             buffer = Tensor::empty({largest}, grads.front().dtype(), Memory::host);
         host_norm_ = Tensor::zeros({1}, DType::fp64, Memory::host);
     }
-    // Where the optimizer of a unit finds its weights and gradients.
+    // Returns where the optimizer of a unit finds its weights and gradients.
     const Tensor& values(size_t unit) const { return host_values_[unit]; }
     Tensor grads(size_t unit) const { return host_grads_[unit % 2].slice(0, grads_[unit].numel()); }
 
-    // One update. Calls ready(unit) as soon as work that is queued next on the compute stream may
-    // read the unit's new weights.
+    // Makes one update. It calls ready(unit) as soon as work that is queued next on the compute
+    // stream may read the unit's new weights.
     void run(std::vector<AdamW>& optimizers, double lr, const Tensor& squared_norm,
              const std::function<void(size_t)>& ready) {
         // Waits for the device: then all gradients are complete and all earlier copies done.
@@ -98,7 +98,7 @@ public:
         ++steps_;
     }
 
-    // How long the parts of the updates took, without the first step if there are more.
+    // Returns how long the parts of the updates took, without the first step if there are more.
     struct Times {
         Part fetched, updated, sent;  // gradients to the host, AdamW, weights to the device
         double seconds, steps;        // of whole updates, in which the three overlap

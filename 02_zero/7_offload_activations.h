@@ -1,7 +1,7 @@
-// --offload activations: with full recomputation a layer keeps only its input, and here that input
-// is in the host's memory from the layer's forward to its backward ("P_a+cpu" of ZeRO-R:
-// Rajbhandari et al. 2020, section 6.1). However deep the model is, the device holds at most one
-// input besides that of the layer at work.
+// With full recomputation a layer keeps only its input. With --offload activations that input is in
+// the host's memory from the layer's forward to its backward ("P_a+cpu" of ZeRO-R: Rajbhandari et
+// al. 2020, section 6.1). However deep the model is, the device holds at most one input besides
+// that of the layer at work.
 //
 //     compute               forward L0 | forward L1 | forward L2 | backward L2 | backward L1 | ...
 //     copies to the host    x0         | x1         |            |             |

@@ -1,6 +1,6 @@
-// What stages 2 and 3 send in fewer bits: --gather-dtype fp8 the weights, --reduce-dtype fp8 or
-// bf16 the gradients. In fp8 a quarter of fp32's bytes travel, and the loss changes in its third
-// digit (TRADES.md). What a rank keeps stays as it is: the update adds to exact shards.
+// Stages 2 and 3 can send fewer bits: of the weights with --gather-dtype fp8, of the gradients with
+// --reduce-dtype fp8 or bf16. In fp8 a quarter of fp32's bytes travel, and the loss changes in its
+// third digit (TRADES.md). What a rank keeps stays as it is: the update adds to exact shards.
 //
 //     gather   rank r rounds its shard to e4m3, with one scale for the shard's largest magnitude;
 //              an all-gather of the numbers and one of the scales give everybody all of them. All
@@ -47,7 +47,7 @@ public:
     static int64_t calls(Sent sent) { return sent == Sent::fp8 ? 2 : 1; }
     explicit operator bool() const { return bool(values_); }
 
-    // Rounds x, of elements / n, to part p; and the other way round.
+    // The first rounds x, of elements / n, to part p; the second does the opposite.
     void put(int p, const Tensor& x) const {
         if (!scales_) return ops::copy(part(values_, p), x);
         ops::quantise({as_matrix(part(values_, p)), part(scales_, p)}, {}, as_matrix(x),
@@ -58,13 +58,13 @@ public:
         ops::dequantise(as_matrix(x), {as_matrix(part(values_, p)), part(scales_, p)},
                         ops::ScaleGroup::tensor);
     }
-    // All ranks' parts, where this rank has put its own.
+    // Gathers all ranks' parts, where this rank has put its own.
     void gather(const Communicator& ranks, Stream& stream) {
         values_arrive_ = ranks.all_gather(values_, part(values_, ranks.rank()), stream);
         if (scales_)
             scales_arrive_ = ranks.all_gather(scales_, part(scales_, ranks.rank()), stream);
     }
-    // The part that each rank has for this one.
+    // Brings the part that each rank has for this one.
     void exchange(const QuantisedTransfer& sent, const Communicator& ranks, Stream& stream) {
         values_arrive_ = ranks.all_to_all(values_, sent.values_, stream);
         if (scales_) scales_arrive_ = ranks.all_to_all(scales_, sent.scales_, stream);

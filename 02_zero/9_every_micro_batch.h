@@ -1,4 +1,4 @@
-// --no-sync off: stages 0 and 1 communicate gradients after each micro-batch, as stages 2 and 3
+// With --no-sync off stages 0 and 1 communicate gradients after each micro-batch, as stages 2 and 3
 // must, and add up the results. (Otherwise each backward adds to the gradients, which are
 // communicated once, in the last micro-batch.) It costs A times the bytes and a second tensor for
 // the sums, and gains nothing but the same bits as stages 2 and 3, so that they can be compared.

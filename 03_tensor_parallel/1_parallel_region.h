@@ -1,5 +1,5 @@
-// Rung 1 of the ladder of linears begins here, with f and f*, the two borders of a region that the
-// ranks compute in parts.
+// Rung 1 of the ladder of linears, tensor parallelism alone, begins here, with f and f*. These are
+// the two borders of a region that the ranks compute in parts.
 //
 //          every rank holds x | each has its columns (heads, features) | every rank holds y
 //
@@ -10,10 +10,12 @@
 //     forward             nothing          all-reduce
 //     backward            all-reduce       nothing
 //
-// They are conjugate: each one's backward is the other's forward. Why f sums in backward: every
-// rank used the same x, so the gradient of x is the sum of what the ranks get from their own
-// columns. Why f* does nothing: each rank's partial sum enters y with factor one, so the gradient
-// of each is dy. (Shoeybi et al. 2019, Megatron-LM; the playbook's appendix "TP backward pass".)
+// They are conjugate: each one's backward is the other's forward. f sums in backward, because every
+// rank used the same x: the gradient of x is the sum of what the ranks get from their own columns.
+// f* does nothing in backward, because each rank's partial sum enters y with factor one: the
+// gradient of each is dy. (Shoeybi et al. 2019, Megatron-LM; the playbook's appendix "TP backward
+// pass".) An all-reduce gives every rank the sum of all ranks' tensors: MPI_Allreduce,
+// ncclAllReduce.
 //
 // A layer has two regions, so its forward makes two all-reduces of (B, T, h), its backward two:
 //
@@ -21,13 +23,16 @@
 //     feed-forward   norm - f - gate, up: column - SwiGLU - down: row ------- f* - residual
 //
 // So there are two operations. enter() is what f does in forward and what f* does in backward:
-// nothing. leave() is what f* does in forward and what f does in backward: the all-reduce. A column
-// linear calls enter() in its forward and leave() in its backward; a row linear does the reverse.
+// nothing. leave() is what f* does in forward and what f does in backward: the all-reduce.
 //
-// Next: 2_column_linear.h and 2_row_linear.h. What is virtual here becomes g and g* on rung 2
-// (4_sequence_parallel.h). Streams and chunks matter on rung 3 (5_async_backward.h,
-// 6_chunked_linear.h): on rung 1 read enter(), leave() and what they call, begin_enter() and
-// begin_leave(), as if they had waited already.
+//                        forward              backward
+//     column linear      enter(x), product    product, leave(dx)
+//     row linear         product, leave(y)    enter(dy), product
+//
+// This table is all that rung 1 needs of this file: go on to 2_column_linear.h and 2_row_linear.h.
+// The rest is there for later rungs, and may be read with them. What is virtual becomes g and g* on
+// rung 2 (4_sequence_parallel.h). A Pending, a stream and chunks let a communication go on while
+// something else is computed: rung 3 (5_async_backward.h, 6_chunked_linear.h).
 #pragma once
 
 #include <algorithm>
@@ -64,30 +69,30 @@ public:
         : group_(group), options_(options) {}
     virtual ~ParallelRegion() = default;
 
-    // From what this rank holds of the residual stream (x, or in backward its gradient dy) to all
-    // of it. On rung 1 each rank holds all of it anyway; on rung 2 (g) it holds 1/tp of the tokens.
+    // Returns all of the residual stream (x, or in backward its gradient dy), given what this rank
+    // holds of it: on rung 1 that is all of it anyway, on rung 2 (g) 1/tp of the tokens.
     Tensor enter(const Tensor& x) const { return begin_enter(x, compute_stream()).wait(); }
-    // Adds up the ranks' partial sums (of y, or in backward of dx) and returns what this rank holds
-    // of the result: on rung 1 all of it, on rung 2 (g*) its 1/tp of the tokens.
+    // Adds up the ranks' partial sums (of y, or in backward of dx), and returns what this rank
+    // holds of the result: on rung 1 all of it, on rung 2 (g*) its 1/tp of the tokens.
     Tensor leave(Tensor partial) const {
         return begin_leave(std::move(partial), compute_stream()).wait();
     }
 
-    // f forward, f* backward: nothing.
+    // What enter() and leave() begin. f in forward, f* in backward: nothing.
     virtual Pending begin_enter(const Tensor& x, Stream&) const { return {x}; }
-    // f* forward, f backward: all-reduce, in place.
+    // f* in forward, f in backward: an all-reduce in place.
     virtual Pending begin_leave(Tensor partial, Stream& stream) const {
         Pending sum{empty_sum(partial), std::move(partial)};
         sum.chunks.push_back(sum_rows(sum.result, sum.partial, stream));
         return sum;
     }
-    // Its two steps: where the sum will be (on rung 1 it overwrites the partial sum); and the sum,
-    // which 6_chunked_linear.h makes of some rows at a time.
+    // Its two steps. The first says where the sum will be: on rung 1 it overwrites the partial sum.
+    // The second makes the sum; 6_chunked_linear.h lets it make some rows at a time.
     virtual Tensor empty_sum(const Tensor& partial) const { return partial; }
     virtual Work sum_rows(Tensor sum, Tensor /*partial*/, Stream& stream) const {
         return group_.size() > 1 ? group_.all_reduce(sum, Reduce::sum, stream) : Work();
     }
-    // Allocates this rank's partial sum.
+    // Allocates this rank's partial sum, where other GPUs can read it if there is such memory.
     virtual Tensor empty_partial(Shape shape, DType dtype) const {
         return Tensor::empty(std::move(shape), dtype, Memory::activation,
                              group_.symmetric_memory());
@@ -99,7 +104,7 @@ public:
     const Communicator& group() const { return group_; }
 
     // ---- What the later rungs ask ---------------------------------------------------------------
-    // Whether a linear's whole input is gathered again in backward, instead of being kept (rung 2).
+    // Whether a linear's whole input is gathered again in backward instead of being kept (rung 2).
     virtual bool gathers_again() const { return false; }
     // Which of the micro-batch's B T tokens this rank's `rows` rows of the stream are (rung 2).
     virtual std::vector<TokenRange> tokens(int64_t rows) const { return {{0, 0, rows}}; }

@@ -1,5 +1,6 @@
-// Rung 1, after 1_parallel_region.h. A linear split by the columns of the book's X W, which are the
-// rows of our weight (out, in): rank r computes its part of the outputs.
+// Rung 1, after 1_parallel_region.h. A column linear is split by the columns of W in a product X W.
+// These are the rows of our weight, which lies as (out, in). So rank r computes its part of the
+// outputs:
 //
 //     Y = X W^T        W = [ W_0 ]  rank 0        [ Y_0 | Y_1 ] = [ X W_0^T | X W_1^T ]
 //                          [ W_1 ]  rank 1        each rank needs all of X
@@ -8,8 +9,8 @@
 //     backward   dX = sum over r of dY_r W_r       f: all-reduce
 //                dW_r = dY_r^T X                   needs no communication
 //
-// Next: 2_row_linear.h. Rung 2 (4_sequence_parallel.h) gathers X first and reduce-scatters dX. Rung
-// 3 hides dX's sum under dW (5_async_backward.h) and X's gather under Y's GEMM
+// Go on to 2_row_linear.h. Rung 2 (4_sequence_parallel.h) gathers X first and reduce-scatters dX.
+// Rung 3 hides dX's sum under dW (5_async_backward.h), and X's gather under Y's product
 // (6_chunked_linear.h).
 #pragma once
 
@@ -20,13 +21,14 @@ namespace ultrascale::tensor_parallel {
 
 class ColumnLinear : public Linear {
 public:
-    // `gemm`: the plain Linear of model/parts.h with the rows of W that this rank holds. It
-    // multiplies; this class adds the communication before and after.
+    // `gemm` is the plain Linear of model/parts.h with the rows of W that this rank holds. It
+    // multiplies; this class adds the communication. `saved` keeps what the backward needs. A
+    // TraceName names in the timeline what is called in its lifetime.
     ColumnLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 
     // exercise 03.1 begin: forward: Y_r = X W_r^T; backward: dX = sum over r of dY_r W_r
-    // x has the residual stream's shape; returns (B, T, this rank's outputs).
+    // x has the residual stream's shape, the result (B, T, this rank's outputs).
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
         const TraceName name(TraceName::part, name_);
@@ -55,7 +57,7 @@ protected:
         return Tensor::empty({B, T, outputs()}, dtype, Memory::activation);
     }
 
-    // dY_r W_r: this rank's summand of dX.
+    // Returns dY_r W_r, this rank's summand of dX.
     Tensor partial_dx(const Tensor& dy, const Context& context) const {
         const int64_t B = context.batch.sequences(), T = context.batch.length();
         Tensor partial = region_.empty_partial({B, T, inputs()}, dy.dtype());

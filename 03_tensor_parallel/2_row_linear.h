@@ -1,17 +1,17 @@
-// Rung 1, after 2_column_linear.h. A linear split by the rows of the book's X W, which are the
-// columns of our weight (out, in): rank r has a part of the inputs, which is just what a column
-// linear leaves on it, and computes one summand of Y.
+// Rung 1, after 2_column_linear.h. A row linear is split by the rows of W in a product X W. These
+// are the columns of our weight, which lies as (out, in). So rank r takes a part of the inputs,
+// which is just what a column linear has left on it, and computes one summand of Y:
 //
 //     Y = X W^T      X = [ X_0 | X_1 ]    W = [ W_0 | W_1 ]      Y = X_0 W_0^T + X_1 W_1^T
 //
 //     forward    Y = sum over r of X_r W_r^T                     f*: all-reduce
 //     backward   dY is on every rank (f*: nothing);  dX_r = dY W_r,  dW_r = dY^T X_r
 //
-// An MLP is a column linear, an elementwise activation and a row linear: between them nothing is
-// communicated. The residual is added after the sum; before it, it would be counted tp times. In
-// bf16 this also rounds it only once.
+// A feed-forward is a column linear, an activation, which works element by element, and a row
+// linear: between them nothing is communicated. The residual is added after the sum, because before
+// it each of the tp ranks would add it. In bf16 this also rounds it only once.
 //
-// On rung 2 the same row linear is followed by g* (4_sequence_parallel.h); rung 3 sums Y in chunks
+// On rung 2 the same row linear is followed by g* (4_sequence_parallel.h). Rung 3 sums Y in chunks
 // (6_chunked_linear.h).
 #pragma once
 
@@ -23,7 +23,7 @@ namespace ultrascale::tensor_parallel {
 
 class RowLinear : public Linear {
 public:
-    // `gemm`: the plain Linear with the columns of W that this rank holds.
+    // `gemm` is the plain Linear with the columns of W that this rank holds.
     RowLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 

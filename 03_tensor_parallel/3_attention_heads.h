@@ -1,5 +1,6 @@
-// Attention by heads. Heads are independent, so a rank computes H/tp of them as if there were no
-// others: q, k, v are a column linear, o a row linear, and between them nothing is communicated.
+// Attention is split by heads. They are independent, so a rank computes H/tp of them as if there
+// were no others: q, k, v are a column linear, o a row linear, and between them nothing is
+// communicated.
 //
 //     tp 4         rank 0             rank 1             rank 2             rank 3
 //     H 8, K 8     q 0 1, k v 0 1     q 2 3, k v 2 3     q 4 5, k v 4 5     q 6 7, k v 6 7
@@ -20,7 +21,7 @@
 
 namespace ultrascale::tensor_parallel {
 
-// Which heads rank `rank` of `tp` holds.
+// The heads that rank `rank` of `tp` holds.
 struct HeadSplit {
     int64_t heads, kv_heads;
     Range q_rows, kv_rows;  // of the whole q, k and v projections
@@ -37,7 +38,7 @@ inline HeadSplit split_heads(const LlamaConfig& config, int64_t tp, int64_t rank
             int(copies)};
 }
 
-// Why the heads cannot be distributed over tp ranks; empty: they can.
+// Returns why the heads cannot be distributed over tp ranks; if they can, nothing.
 inline std::string why_no_heads(const LlamaConfig& config, int64_t tp) {
     if (tp > config.heads)
         return fmt::format("there are {}, and a head is not split",

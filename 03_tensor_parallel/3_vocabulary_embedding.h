@@ -1,6 +1,6 @@
-// The embedding split over the vocabulary: rank r has the rows of its tokens and gives zeros for
-// all others, so that the sum over ranks is the embedding (one summand of each row is not zero: the
-// sum is exact).
+// The embedding is split over the vocabulary: rank r has the rows of its tokens, and gives zeros
+// for all others. So the sum over ranks is the embedding, and it is exact, because only one summand
+// of each row is not zero.
 //
 //     tokens      7      2      9        forward    f*: all-reduce (rung 2, g*: reduce-scatter)
 //     rank 0    ( 0 )  (E_2)  ( 0 )      backward   f*: nothing (g*: all-gather); each rank adds dx

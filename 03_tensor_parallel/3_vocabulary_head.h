@@ -1,4 +1,5 @@
-// The output head split over the vocabulary, and the loss without ever gathering the logits.
+// The output head is split over the vocabulary, and the loss is computed without ever gathering the
+// logits.
 //
 //     logits (N, V/tp) on each rank = X W_r^T: a column linear
 //     of each row, on each rank:  m_r = max logit,  s_r = sum of exp(logit - m_r),

@@ -1,5 +1,5 @@
-// Rung 3, after 4_sequence_parallel.h: the backward of a column linear hides its communication. dW
-// does not depend on the sum of dX, and dX does not depend on the second gather of X:
+// On rung 3, after 4_sequence_parallel.h, the backward of a column linear hides its communication.
+// dW does not depend on the sum of dX, and dX does not depend on the second gather of X:
 //
 //   without      compute   [ dX = dY W ]               [ dW = dY^T X ]
 //   overlap      network                [ sum dX      ]

@@ -1,5 +1,5 @@
-// Rung 3, after 5_async_backward.h. In forward there is no second GEMM that could hide the
-// communication. So the GEMM itself is cut into chunks of rows (tokens): while one chunk is
+// This is rung 3, too, after 5_async_backward.h. In forward there is no second GEMM that could hide
+// the communication. So the GEMM itself is cut into chunks of rows (tokens): while one chunk is
 // communicated, the next one is computed.
 //
 //   a row linear's     compute   [ Y 1st half ][ Y 2nd half ]

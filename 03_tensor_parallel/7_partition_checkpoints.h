@@ -1,8 +1,8 @@
-// ZeRO-R's partitioned activation checkpoints (Rajbhandari et al. 2020, section 6.1). With full
-// recomputation a layer keeps its input only; without sequence parallelism every tensor-parallel
-// rank keeps the same one. Here each keeps 1/tp of it, and the ranks gather it when the layer's
-// forward runs again: s b h / tp a layer instead of s b h, at the price of one more all-gather a
-// layer in backward. (With sequence parallelism the input is a shard already.)
+// With full recomputation a layer keeps its input only. Without sequence parallelism every
+// tensor-parallel rank keeps the same one. Here each keeps 1/tp of it, and the ranks gather it when
+// the layer's forward runs again. That is s b h / tp a layer instead of s b h, at the price of one
+// more all-gather a layer in backward. (With sequence parallelism the input is a shard already.)
+// These are ZeRO-R's partitioned activation checkpoints (Rajbhandari et al. 2020, section 6.1).
 #pragma once
 
 #include "comm/comm.h"

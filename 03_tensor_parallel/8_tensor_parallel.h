@@ -1,6 +1,6 @@
-// Puts together the model's parts under tensor parallelism, each of which has its own file; and
-// determines which slice of each parameter a rank holds, and over which ranks its gradient is
-// summed.
+// This file puts together the model's parts under tensor parallelism, each of which has a file of
+// its own. It also determines which slice of each parameter a rank holds, and over which ranks its
+// gradient is summed.
 //
 //                        slice               split over   gradient summed over,
 //                                                         besides the data axes
@@ -24,7 +24,7 @@
 
 namespace ultrascale::tensor_parallel {
 
-// Why the model cannot be split over tp ranks; empty: it can.
+// Returns why the model cannot be split over tp ranks; if it can, nothing.
 inline std::string why_no_split(const LlamaConfig& config, int64_t tp) {
     if (const std::string reason = why_no_heads(config, tp); !reason.empty()) return reason;
     if (config.ffn % tp != 0)
@@ -78,7 +78,8 @@ public:
             region_ = std::make_unique<ParallelRegion>(tp_, options);
     }
 
-    // The parts that make this rank's part of the model. They keep a pointer to this object.
+    // Returns the factories of this rank's part of the model. Its parts keep a pointer to this
+    // object.
     ModuleFactories factories(const ModelOptions& model) const {
         ModelOptions plain = model;
         plain.dropout = 0;  // added last, around these parts
@@ -128,7 +129,7 @@ public:
     }
 
     const Communicator& group() const { return tp_; }
-    // Which tokens of a micro-batch this rank's rows of the residual stream are.
+    // Returns which tokens of a micro-batch this rank's rows of the residual stream are.
     std::vector<TokenRange> tokens(int64_t rows) const { return region_->tokens(rows); }
     const TensorOptions& options() const { return options_; }
 
@@ -161,7 +162,7 @@ private:
                                        : column_linear(std::move(gemm));
     }
 
-    // The rung of the ladder that the options ask for.
+    // Returns the rung of the ladder that the options ask for.
     std::unique_ptr<Linear> column_linear(std::unique_ptr<Linear> gemm) const {
         if (options_.overlap == Overlap::chunk)
             return std::make_unique<ChunkedColumnLinear>(std::move(gemm), *region_);

@@ -22,9 +22,9 @@ struct TensorOptions {
     bool same_seed = true;               // every rank draws the same dropout mask for an element
 };
 
-// Into how many chunks a GEMM with so many rows is cut. With sequence parallelism every rank has an
-// equal share of each chunk. So the number of chunks decides which rank has which token, and must
-// depend on the rows alone.
+// Returns into how many chunks a GEMM with so many rows is cut. With sequence parallelism every
+// rank has an equal share of each chunk. So the number of chunks decides which rank has which
+// token, and must depend on the rows alone.
 inline int64_t row_chunks(const TensorOptions& options, int64_t rows) {
     const int64_t parts = options.chunks * (options.sequence_parallel ? options.tp : 1);
     return options.overlap == Overlap::chunk && rows % parts == 0 ? options.chunks : 1;

@@ -4,15 +4,16 @@
 // another rank's memory, so what it needs must be sent to it. Rank r has the r-th of n equal
 // pieces: the queries q_r, the keys k_r and the values v_r of those tokens. Everything but
 // attention works on single tokens. In attention a query must meet all keys up to its own token,
-// wherever they are. So queries stay, and keys and values go round a ring, one rank a hop:
+// wherever they are. So queries stay, and keys and values go round a ring. A hop is a message from
+// a rank to its neighbour; "at hop i" means after i of them:
 //
-//     hop              0          1          2          3         (n = 4; values go with the keys)
+//     at hop           0          1          2          3         (n = 4; values go with the keys)
 //     rank 0        q0 x k0     (k3)       (k2)       (k1)        A rank attends to the keys that
 //     rank 1        q1 x k1    q1 x k0     (k3)       (k2)        it holds. Meanwhile it sends them
 //     rank 2        q2 x k2    q2 x k1    q2 x k0     (k3)        to the next rank (3 to 0), and
 //     rank 3        q3 x k3    q3 x k2    q3 x k1    q3 x k0      receives the previous one's.
 //
-// In brackets: later tokens, which the causal mask hides. The rank only passes them on.
+// Keys in brackets are of later tokens, which the causal mask hides: the rank only passes them on.
 //
 // FORWARD. Query i gives key j the score s_ij = q_i k_j / sqrt(D) and the weight exp(s_ij) / z_i,
 // where z_i adds up exp(s_ij) over *all* keys. Attention over a block of keys alone gives an output
@@ -21,27 +22,42 @@
 //
 //     o <- (z o + z_block o_block) / (z + z_block),        z <- z + z_block
 //
-// ops::attention_merge does that with lse = log z instead of z, because exp(90) is no fp32 number.
+// ops::attention_merge does that with lse = log z instead of z, because exp(90) exceeds fp32.
 //
-// BACKWARD. Each rank has, for its own queries, the gradient do_i of the output, lse_i, and
-// delta_i = do_i o_i. They are of the *whole* row, so what a block gives needs no merging:
+// BACKWARD. Each rank has, for its own queries, the gradient do_i of the output, lse_i, and the
+// scalar product delta_i = do_i o_i. These three belong to the softmax over *all* keys. So p_ij
+// below is the final weight, and what a block of keys gives is simply added up:
 //
 //     p_ij = exp(s_ij - lse_i)         ds_ij = p_ij (do_i v_j - delta_i) / sqrt(D)
-//     dq_i = sum over j of ds_ij k_j   dk_j  = sum over i of ds_ij q_i   dv_j = sum of p_ij do_i
+//     dq_i = sum over j of ds_ij k_j   dk_j  = sum over i of ds_ij q_i
+//                                      dv_j  = sum over i of p_ij do_i
 //
 // A pair (i, j) is on one rank at the hop in which that rank holds these keys, so keys and values
 // go round once more. What the pair adds to dq_i stays with the query. But dk_j and dv_j are sums
 // over the queries of several ranks: they travel too, behind their keys, and each rank adds its
 // part. Follow k1 and dk1:
 //
-//     hop 0   rank 1 holds k1        dk1 =  part of q1            k1 and dk1 go to rank 2
-//     hop 1   rank 2                 dk1 += part of q2            k1 and dk1 go to rank 3
-//     hop 2   rank 3                 dk1 += part of q3            k1 and dk1 go to rank 0
-//     hop 3   rank 0                 q0 sees nothing of k1        only dk1 goes on, to rank 1: home
+//     at hop 0   rank 1 holds k1     dk1 =  part of q1            k1 and dk1 go to rank 2
+//     at hop 1   rank 2              dk1 += part of q2            k1 and dk1 go to rank 3
+//     at hop 2   rank 3              dk1 += part of q3            k1 and dk1 go to rank 0
+//     at hop 3   rank 0              q0 sees nothing of k1        only dk1 goes on, to rank 1: home
 //
-// So a key is sent n-1 times and its gradient n times. With kv, the bytes of a rank's keys and
-// values, and dkv, those of their gradients, a layer sends (n-1) kv in forward, and (n-1) kv +
-// n dkv in backward. The sums are fp32, or each hop would round them: in 16 bits dkv = 2 kv.
+// So a key is sent n-1 times and its gradient n times. What a rank does at each hop, in this order:
+//
+//     1 begin    to send the keys that it holds to the next rank; the previous one's are to come
+//     2 compute  what its queries give with these keys: it is added to dq, and is a part of dk, dv
+//     3 wait     for the sums of these keys' gradients, which step 5 of the hop before has begun
+//     4 add      the part to them
+//     5 begin    to send these sums after their keys; those of the keys that come are to follow
+//     6 wait     for the keys of step 1
+//
+// Keys travel while step 2 computes, sums while step 2 of the next hop computes. So both arrive
+// without a wait if that takes longer. At hop 0 the sums are zeros, and step 3 waits for nothing.
+// At the last hop steps 1 and 6 are left out, and step 5 brings the sums home.
+//
+// With kv, the bytes of a rank's keys and values, and dkv, those of their gradients, a layer sends
+// (n-1) kv in forward, and (n-1) kv + n dkv in backward. The sums are fp32, or each hop would round
+// them: in 16 bits dkv = 2 kv.
 #pragma once
 
 #include <cmath>
@@ -61,11 +77,15 @@ inline Tensor rounded(const Tensor& x, DType dtype) {
     return y;
 }
 
-// A rank has T tokens of each of B sequences, H query and K key heads of D numbers. q and o are
-// (B, T, H, D), k and v (B, T, K, D), lse and delta (B, H, T). `saved` keeps what backward needs.
+// The model calls it in each layer, in place of attention on one device. A rank has T tokens of
+// each of B sequences, H query and K key heads of D numbers. q and o are (B, T, H, D), k and v
+// (B, T, K, D), lse and delta (B, H, T). `saved` keeps what backward needs: it is the activation
+// memory. A Tensor shares its memory with its copies, and the last one to go frees it.
 class PlainRing : public AttentionCore {
 public:
-    // `stream`: a queue of work beside the device's own, so that sending and computing overlap.
+    // `stream` is a queue of work beside the one that computes. A call on it returns a Work at
+    // once; what is computed after Work::wait() is computed when that call's messages are there. A
+    // Work that has begun nothing does not wait. (common/comm/comm.h)
     PlainRing(const Communicator& ring, Stream& stream)
         : ring_(ring), stream_(stream), n_(ring.size()), rank_(ring.rank()) {}
 
@@ -86,7 +106,7 @@ public:
                 ops::attention_forward(o_block, lse_block, q, held.k, held.v, mask(hop, q));
                 ops::attention_merge(o, lse, o_block, lse_block);
             }
-            under_way.wait();  // now `next` is here
+            under_way.wait();  // now `next` is here, and `held` has left
             held = next;
         }
         // exercise 04.4 end
@@ -96,13 +116,14 @@ public:
         return output;
     }
 
-    // From dout, the gradient of forward's output, those of q, k and v.
+    // Returns the gradients of q, k and v, given dout, that of forward's output.
     Gradients backward(const Tensor& dout, Saved& saved, Context&) override {
         const Tensor q = saved.take("q"), lse = saved.take("lse"), delta = activation_like(lse);
         ops::attention_delta(delta, dout, saved.take("o"));
         KeysValues held{saved.take("k"), saved.take("v")};
         const Tensor dq = Tensor::zeros(q.shape(), DType::fp32, Memory::activation);
-        // Of the keys and values that are held: what this rank adds, and what all ranks have added.
+        // The gradients of the keys and values that are held: what this rank adds to them (it is
+        // overwritten at each hop), and what all ranks have added so far (it travels).
         const KeysValues part = gradients_like(held);
         KeysValues sums = gradients_like(held);
         ops::fill(sums.k, 0), ops::fill(sums.v, 0);
@@ -112,12 +133,12 @@ public:
             KeysValues next;
             Work under_way;
             if (hop + 1 < n_) next = pass_on(held, under_way);
-            if (sees(hop))  // adds to dq, and overwrites the part
+            if (sees(hop))  // its last argument, too, is an input: dq so far, to be added to
                 ops::attention_backward(dq, part.k, part.v, dout, q, held.k, held.v, lse, delta,
                                         mask(hop, q), {.dq = dq});
             sums_under_way.wait();  // now the sums of the ranks before are here
             if (sees(hop)) ops::add(sums.k, part.k), ops::add(sums.v, part.v);
-            // After the last hop they are complete, and it is their owner that they go to.
+            // At the last hop they are complete, and go to their owner, who keeps them.
             sums = pass_on(sums, sums_under_way,
                            hop + 1 < n_ ? Memory::communication : Memory::activation);
             under_way.wait();
@@ -137,7 +158,10 @@ private:
     }
 
     // Begins to send this to the next rank and to receive as much from the previous one. Returns
-    // where that will be after under_way.wait(); its bytes are counted under `category`.
+    // where that will be after under_way.wait(); until then under_way also keeps what is sent. All
+    // four messages are one call (MPI_Isend and MPI_Irecv, or a group of ncclSend and ncclRecv):
+    // if every rank first sent and then received, each could wait for its neighbour forever. The
+    // report counts the received bytes under `category`.
     KeysValues pass_on(const KeysValues& held, Work& under_way,
                        Memory category = Memory::communication) const {
         const KeysValues next{Tensor::empty(held.k.shape(), held.k.dtype(), category),

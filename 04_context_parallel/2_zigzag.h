@@ -1,12 +1,13 @@
-// Adds balance to 1_ring.h: which tokens of a sequence a rank takes, and which keys its queries
-// then see. On 8 ranks they work at 100 % instead of 53 % (--demo balance).
+// This file adds balance to 1_ring.h: which tokens of a sequence a rank takes, and which keys its
+// queries then see. On 8 ranks they work at 100 % instead of 53 % (--demo balance).
 //
 // With a causal mask query i sees keys 0 .. i, so the last tokens have the most work. If each rank
 // takes one piece of the sequence (contiguous), the last one is still busy when the first has long
 // finished: the efficiency, mean work / most work of a rank, is only n / (2n - 1). A zig-zag cuts
-// the sequence into 2n chunks and gives rank r chunks r and 2n-1-r, a cheap one and an expensive
-// one; then all ranks see equally many pairs, s^2/2n + s/2n (Llama 3, ring-flash-attention).
-// Stripes deal the tokens out one by one (Brandon et al. 2023), which is nearly as balanced.
+// the sequence into 2n chunks, and gives rank r a cheap one, chunk r (its head), and an expensive
+// one, chunk 2n-1-r (its tail). Then all ranks have equally many pairs of a query and a key,
+// s^2/2n + s/2n (Llama 3, ring-flash-attention). Stripes deal the tokens out one by one (Brandon
+// et al. 2023), which is nearly as balanced.
 //
 //     16 tokens, 4 ranks    contiguous   0000111122223333
 //                           zigzag       0011223333221100
@@ -17,12 +18,12 @@
 //
 //                   owner 0    owner 1    owner 2    owner 3
 //     contiguous    #          \          .          .
-//     zigzag        # .        \ .        . .        . .         first chunk, the head
-//                   # .        # \        # #        # #         second chunk, the tail
+//     zigzag        # .        \ .        . .        . .         queries of the head
+//                   # .        # \        # #        # #         queries of the tail
 //     striped       \          \          \          \       without the diagonal if owner > rank
 //
-// So every step of a zig-zag's ring costs half of a square: all queries with the first half of the
-// keys (owner < rank), or half of the queries with all keys (owner > rank).
+// So at every hop a zig-zag costs half of a square: all queries with the head's keys (owner <
+// rank), or the tail's queries with all keys (owner > rank).
 #pragma once
 
 #include <algorithm>
@@ -66,13 +67,13 @@ public:
         return {c * length() / chunks(), (c + 1) * length() / chunks()};
     }
 
-    // The place in the whole sequence of a rank's i-th token.
+    // Returns the place in the whole sequence of a rank's i-th token.
     int64_t position(int64_t rank, int64_t i) const {
         if (layout_ == Layout::striped) return i * ranks_ + rank;
         const int64_t c = i / chunk(0).size();
         return begin(rank, c) + i - chunk(c).begin;
     }
-    // How many of a rank's tokens come before a place in the whole sequence.
+    // Returns how many of a rank's tokens come before a place in the whole sequence.
     int64_t tokens_before(int64_t rank, int64_t position) const {
         if (layout_ == Layout::striped)
             return std::clamp<int64_t>((position - rank + ranks_ - 1) / ranks_, 0, length());
@@ -82,7 +83,7 @@ public:
         return count;
     }
 
-    // What the queries of `rank` see of these keys of `owner`, in as few blocks as possible.
+    // Returns what the queries of `rank` see of these keys of `owner`, in as few blocks as can be.
     std::vector<Block> blocks(int64_t rank, int64_t owner, Range keys) const {
         if (layout_ != Layout::zigzag) return chunk_blocks(rank, owner, keys);
         // exercise 04.2 begin: the causal half of own keys; the tail's queries; the head's keys
@@ -97,8 +98,9 @@ public:
         return {{all, {keys.begin, std::min(keys.end, head.end)}, {.causal = false}}};
         // exercise 04.2 end
     }
-    // The same chunk by chunk. The masks of documents need these smaller blocks: within one, places
-    // in the sequence follow from local indices by a single offset (and the stripes' stride).
+    // Returns the same chunk by chunk. The masks of documents need these smaller blocks: within
+    // one, places in the sequence follow from local indices by a single offset (and the stripes'
+    // stride).
     std::vector<Block> chunk_blocks(int64_t rank, int64_t owner, Range keys) const {
         const int64_t stride = layout_ == Layout::striped ? ranks_ : 1;
         std::vector<Block> blocks;
@@ -121,8 +123,9 @@ public:
         return blocks;
     }
 
-    // The number of pairs of a query of `rank` and a key that it sees, where document_starts (one
-    // for each token of the sequence) says how far back each query sees; empty: to the beginning.
+    // Returns the number of pairs of a query of `rank` and a key that it sees. document_starts (one
+    // for each token of the sequence) says how far back each query sees; if it is null, it is to
+    // the beginning.
     int64_t pairs(int64_t rank, int64_t owner, Range queries, Range keys,
                   const int32_t* document_starts) const {
         int64_t pairs = 0;
@@ -139,7 +142,7 @@ public:
     }
 
 private:
-    // The place in the sequence where a rank's chunk begins.
+    // Returns the place in the sequence where a rank's chunk begins.
     int64_t begin(int64_t rank, int64_t c) const {
         // exercise 04.3 begin: where chunk c of a rank's begins in the sequence
         if (layout_ == Layout::striped) return rank;

@@ -1,5 +1,6 @@
-// Adds documents: attention that stays inside them (--document-token), when sequences are cut.
-// Where each line of a text is one, 8 ranks send 10.1 MiB a step instead of 11.0 (MEASURED.md).
+// This file adds documents (--document-token), inside which attention stays although sequences are
+// cut. Where each line of a text is one, 8 ranks send 10.1 MiB a step instead of 11.0
+// (MEASURED.md).
 //
 // A query sees only keys of its own document. So a block of queries and keys from different
 // documents holds no pair: it is not computed, and keys that no rank further on needs are not sent.
@@ -31,17 +32,18 @@ public:
         : whole_(std::move(whole)), cut_(cut) {}
 
     const HostBatch* batch() const { return whole_.get(); }
-    // Of sequence b, by place in the sequence.
+    // Those of sequence b, by place in the sequence.
     const int32_t* starts(int64_t b) const {
         return whole_->document_starts.data() + b * whole_->length;
     }
-    // Whether some query among these of `rank`, in some sequence, sees some of these keys of owner.
+    // Returns whether some of these queries of `rank`, in some sequence, sees some of these keys of
+    // `owner`.
     bool any(int64_t rank, int64_t owner, Range queries, Range keys) const {
         for (int64_t b = 0; b < whole_->sequences; ++b)
             if (cut_.pairs(rank, owner, queries, keys, starts(b)) > 0) return true;
         return false;
     }
-    // The blocks of sequence b that hold pairs.
+    // Returns the blocks of sequence b that hold pairs.
     std::vector<Block> blocks(int64_t b, int64_t rank, int64_t owner, Range keys) const {
         std::vector<Block> blocks = cut_.chunk_blocks(rank, owner, keys);
         std::erase_if(blocks, [&](const Block& block) {
@@ -49,7 +51,8 @@ public:
         });
         return blocks;
     }
-    // The document starts of a rank's tokens (B, tokens), in its order, as attention's mask wants.
+    // Returns the document starts of a rank's tokens (B, tokens), in its order, as attention's mask
+    // wants them.
     Tensor starts_of(int64_t rank) const {
         std::vector<int32_t> values;
         for (int64_t b = 0; b < whole_->sequences; ++b)

@@ -1,15 +1,16 @@
-// Adds ways to go round: which keys and values travel, in which direction and how far, as a plan
-// that 6_general_ring.h carries out. On 4 ranks a ring in both directions sends 7.6 MiB a step on
-// average, the plain one 10.0 (README.md).
+// This file adds ways to go round: which keys and values travel, in which direction and how far. It
+// makes a plan, which 6_general_ring.h carries out. On 4 ranks a ring in both directions sends 7.6
+// MiB a step on average, the plain one 10.0 (README.md).
 //
-// Keys and values travel as KV chunks, each a part of its owner's tokens, one rank a hop:
+// Keys and values travel as KV chunks. Each is a part of its owner's tokens, and goes one rank a
+// hop:
 //
 //     plain             one KV chunk a rank, all its tokens, to the next rank, n - 1 hops
 //     bidirectional     two: the head to the next rank, n - 1 hops; the tail to the previous one,
 //                       as far as rank 0
 //     documents         one a chunk, to the next rank, as far as some rank needs it
 //
-//     hop      0    1    2    3        whose KV chunk a rank holds in the plain ring; reversed() is
+//     at hop   0    1    2    3        whose KV chunk a rank holds in the plain ring; reversed() is
 //     rank 0   0    3    2    1        the same table from right to left
 //     rank 1   1    0    3    2
 //     rank 2   2    1    0    3
@@ -52,8 +53,8 @@ public:
         }
     }
 
-    // The same way back: each KV chunk begins where it ended, and ends at its owner. Only if every
-    // rank ends with one KV chunk, as in the plain ring.
+    // The same way back: each KV chunk begins where it ended, and ends at its owner. That is
+    // possible only if every rank ends with one KV chunk, as in the plain ring.
     bool can_reverse() const { return is_uniform() && ranks_ > 1; }
     RingPlan reversed() const {
         RingPlan back = *this;
@@ -62,15 +63,15 @@ public:
         return back;
     }
 
-    // Every rank sends and receives the same tokens at each hop.
+    // Whether every rank sends and receives equally many tokens at each hop.
     bool is_uniform() const { return kv_chunks_.size() == 1 && !documents_; }
-    // No query sees more than two blocks of keys.
+    // Whether no query sees more than two blocks of keys.
     bool merges_once() const { return is_uniform() && ranks_ == 2; }
 
     size_t kv_chunks() const { return kv_chunks_.size(); }
     int64_t tokens(size_t kv_chunk) const { return kv_chunks_[kv_chunk].keys.size(); }
     Range keys(size_t kv_chunk) const { return kv_chunks_[kv_chunk].keys; }
-    // Keys of its owner that a KV chunk has, counted from the KV chunk's first one.
+    // Returns keys of its owner that a KV chunk has, counted from the KV chunk's first one.
     Range in_kv_chunk(size_t kv_chunk, Range owner_keys) const {
         const int64_t first = keys(kv_chunk).begin;
         return {owner_keys.begin - first, owner_keys.end - first};

@@ -1,10 +1,15 @@
-// Adds parts to the sums of 1_ring.h: a rank's queries see some of a block's keys, or only some of
-// them see any, and each part is merged as it comes. So a zig-zag's hop costs half a square and not
-// a whole one.
+// This file lets a part of a rank's queries meet a part of a block's keys, and adds up what comes
+// of it, where 1_ring.h has whole blocks only. So at each hop a zig-zag computes half of the pairs
+// and not all.
 //
-// PartialAttention is forward's sum. Merged by differences of log-sum-exps it never overflows (the
-// running sum is Milakov & Gimelshein's, 2018; that outputs are merged by it is FlashAttention's,
-// Dao et al. 2022):
+//                    keys of a lower rank: head, tail      keys of a higher rank: head, tail
+//     queries: head          all      -                            -       -
+//              tail          all      -                            all     all
+//     merged into            all queries' o, lse                   the tail's o, lse only
+//
+// PartialAttention is forward's sum. It merges by differences of log-sum-exps, and so never
+// overflows (the running sum is Milakov & Gimelshein's, 2018; that outputs are merged by it is
+// FlashAttention's, Dao et al. 2022):
 //
 //     share = sigmoid(lse_b - lse_a)       o   <- o + share (o_b - o)
 //                                          lse <- max(lse_a, lse_b) + log1p(exp(-|lse_a - lse_b|))
@@ -15,10 +20,10 @@
 // block. That error grows with the ring, and the loss hardly shows it (--merge bf16, --demo merge).
 // With two blocks there is one merge, whose result the caller would round anyway.
 //
-// PartialGradients is backward's, in fp32: dq stays with the queries; dk and dv go into sums that
-// travel with their KV chunk (KeysValues). dq is held open from block to block where kernels can do
-// that (ops::OpenDq). Otherwise it is added up in fp32, too; in the first block of such a sum there
-// is nothing to add to: what it has is written, and the rest of the sum begins with zero.
+// PartialGradients is backward's sum, in fp32. dq stays with the queries. dk and dv go into sums
+// that travel with their KV chunk (KeysValues). Some kernels can hold dq open from block to block
+// (ops::OpenDq). Otherwise it is added up in fp32, too. The first block of such a sum has nothing
+// to add to: it writes what it has, and the rest of the sum begins with zero.
 #pragma once
 
 #include <cmath>
@@ -37,7 +42,8 @@ inline Tensor tokens_of(const Tensor& x, int64_t b, Range tokens) {
         .view({1, tokens.size(), x.size(2), x.size(3)});
 }
 
-// A block's mask, with the documents' starts (B, T) of all this rank's tokens, if there are any.
+// Returns a block's mask, with the documents' starts (B, T) of all this rank's tokens, if there are
+// any.
 inline ops::AttentionMask mask_of(const Block& block, const Tensor& document_starts, int64_t b) {
     ops::AttentionMask mask = block.mask;
     if (document_starts)
@@ -89,7 +95,7 @@ public:
         if (!is_sum) ops::attention_merge(sum, sum_lse, o, lse, block.queries.begin);
     }
     const Tensor& lse() const { return lse_; }  // (B, H, T)
-    // The output in the activations' dtype.
+    // Returns the output in the activations' dtype.
     Tensor output() const { return rounded(o_, q_.dtype()); }
 
 private:
@@ -103,7 +109,7 @@ struct KeysValues {
     std::vector<Tensor> k, v;
     explicit operator bool() const { return !k.empty(); }
 
-    // New ones for so many tokens of sequences like those of x (B, T, K, D).
+    // Returns new ones for so many tokens of sequences like those of x (B, T, K, D).
     static KeysValues empty(const Tensor& x, int64_t tokens, DType dtype, Memory category,
                             std::shared_ptr<Allocator> from = nullptr) {
         const int64_t B = x.size(0);
@@ -116,7 +122,7 @@ struct KeysValues {
         }
         return both;
     }
-    // Those of k and v (B, T, K, D), not copied.
+    // Returns those of k and v (B, T, K, D), which are not copied.
     static KeysValues tokens_of(const Tensor& k, const Tensor& v, Range tokens) {
         KeysValues both;
         for (int64_t b = 0; b < k.size(0); ++b) {
@@ -176,13 +182,13 @@ public:
         open_ = ops::open_dq(dout_, lse_, delta_, kv_heads);
         if (!open_) sum_ = activation(q_.shape(), DType::fp32);
     }
-    // The next block of each sequence is the last one and has all queries, and it may write dQ in
-    // q's dtype.
+    // Says that the next block of each sequence is the last one and has all queries, so that it may
+    // write dQ in q's dtype.
     void next_block_finishes() {
         if (!open_) dq_ = q_.dtype() == DType::fp32 ? sum_ : activation_like(q_);
     }
-    // The gradients of sequence b's blocks with the keys of a KV chunk: added to dQ, and written to
-    // `sums`, fp32.
+    // Adds the gradients of sequence b's blocks with the keys of a KV chunk to dQ, and writes those
+    // of the keys and values to `sums`, in fp32.
     void add(const RingPlan& plan, size_t kv_chunk, const std::vector<Block>& blocks, int64_t b,
              const KeysValues& held, const KeysValues& sums, const Tensor& document_starts) {
         const Tensor &dk = sums.k[size_t(b)], &dv = sums.v[size_t(b)];

@@ -1,24 +1,26 @@
-// Adds to 1_ring.h what a ring needs in practice: any layout, two directions, documents, and a
-// backward that saves the hop home. On 4 ranks a step sends 9 or 8 MiB, the plain ring 10 (fp32; in
-// 16 bits gradients weigh more). For 65,536 tokens two H100s are 1.95 times as fast as one.
+// This file adds to 1_ring.h what a ring needs in practice: any layout, two directions, documents,
+// and a backward that saves the hop home. On 4 ranks a step sends 9 or 8 MiB, the plain ring 10
+// (fp32; in 16 bits gradients weigh more). For 65,536 tokens two H100s are 1.95 times as fast as
+// one.
 //
-//     hop         0            1            2            3
+//     at hop      0            1            2            3
 //     rank 1   q1 x k1      q1 x k0      q1 x k3      q1 x k2        attend, merge
 //     ring        k1 -> 2      k0 -> 2      k3 -> 2                  under way meanwhile
 //
-// Backward. Keys and values, kv bytes, travel again, and with each the fp32 sums of their
-// gradients, dkv bytes. Three ways (--ring-backward):
+// In backward keys and values, kv bytes, travel again, and with each the fp32 sums of their
+// gradients, dkv bytes. There are three ways (--ring-backward), here with the ranks where k1 is:
 //
-//     restarted  from the owner on, as in forward. After the last block the gradient has one hop
-//                more to go, home (this is the plain ring's):
-//                    sends (n-1) kv and n dkv
-//     reversed   forward keeps, instead of the rank's own keys, those that it held last, the next
+//     restarted  1 -> 2 -> 3 -> 0, then dk1 alone -> 1     sends (n-1) kv and n dkv
+//                Keys start at their owners, as in forward and in the plain ring. After the last
+//                block the gradient has one hop more to go, home.
+//     reversed   0 -> 3 -> 2 -> 1                          sends (n-1) kv and (n-1) dkv
+//                Forward keeps, instead of the rank's own keys, those that it held last, the next
 //                rank's. Backward starts with them and sends everything the other way. A rank's own
-//                keys come back last, and their gradient with them:
-//                    sends (n-1) kv and (n-1) dkv, and no send is left over at the end
+//                keys come back last, and their gradient with them, so that no send is left over.
 //                All own queries see own keys, so this last hop also finishes dq.
-//     kept       the same, but each rank also keeps its own keys, so that they need not come back:
-//                    sends (n-2) kv and (n-1) dkv, and holds kv more
+//     kept       0 -> 3 -> 2, then dk1 alone -> 1          sends (n-2) kv and (n-1) dkv
+//                The same, but each rank also keeps its own keys, which need not come back: it
+//                holds kv more.
 //
 // Nothing else in a layer communicates.
 #pragma once

@@ -1,6 +1,6 @@
-// Context parallelism without a ring: by all-gather (Llama 3, section 3.3.2) every rank collects
-// all keys and values and attends to them in one step. On 4 ranks it sends what the reversed ring
-// does, 9.0 MiB a step, but holds 1.25 MiB of buffers instead of 0.375 (README.md).
+// Context parallelism works without a ring, too: by an all-gather (Llama 3, section 3.3.2) every
+// rank collects all keys and values, and attends to them at once. On 4 ranks it sends what the
+// reversed ring does, 9.0 MiB a step, but holds 1.25 MiB of buffers instead of 0.375 (README.md).
 //
 //     rank r    k_r, v_r  --all-gather-->  k, v of the whole sequence;  o_r = attention(q_r, k, v)
 //     backward  the same again; dk, dv of the whole sequence, fp32  --reduce-scatter-->  dk_r, dv_r
@@ -61,7 +61,7 @@ private:
     Tensor by_chunk(const Tensor& x) const {
         return x.view({x.size(0) * cut_.chunks(), x.size(1) / cut_.chunks(), x.size(2), x.size(3)});
     }
-    // Of the queries of chunk i.
+    // Returns the mask of the queries of chunk i.
     ops::AttentionMask mask(int64_t i, const Context& context) const {
         const int64_t c = i % cut_.chunks(), tokens = cut_.chunk(c).size();
         const Tensor& starts = context.batch.document_starts;  // (B, tokens of this rank)
@@ -84,7 +84,7 @@ private:
     }
     bool in_order(int64_t B) const { return B == 1 && cut_.chunks() == 1; }
 
-    // The whole sequences (B, T, K, D) of x (B, tokens, K, D).
+    // Returns the whole sequences (B, T, K, D) of x (B, tokens, K, D).
     Tensor gather(const Tensor& x) {
         const int64_t B = x.size(0), n = cut_.ranks();
         const Tensor parts = Tensor::empty({n, B, x.size(1), x.size(2), x.size(3)}, x.dtype(),
@@ -98,7 +98,7 @@ private:
         });
         return reordered(parts, order, whole, Memory::communication);
     }
-    // This rank's part (B, tokens, K, D) of the sum of all ranks' x (B, T, K, D).
+    // Returns this rank's part (B, tokens, K, D) of the sum of all ranks' x (B, T, K, D).
     Tensor scatter_sum(const Tensor& x, DType dtype) {
         const int64_t B = x.size(0), n = cut_.ranks();
         const Tensor& order = orders_.made({2, B}, [&](std::vector<int32_t>& rows) {

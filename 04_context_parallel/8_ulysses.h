@@ -1,7 +1,7 @@
-// DeepSpeed-Ulysses (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509): heads are independent.
-// So before attention an all-to-all turns "some tokens of all heads" into "all tokens of some
-// heads", and after it another one turns back. On 4 ranks this sends 4.5 MiB a step, the reversed
-// ring 9.0 (README.md).
+// DeepSpeed-Ulysses (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509) uses that heads are
+// independent. Before attention an all-to-all turns "some tokens of all heads" into "all tokens of
+// some heads", and after it another one turns back. On 4 ranks this sends 4.5 MiB a step, the
+// reversed ring 9.0 (README.md).
 //
 //     u = 2            before: (tokens x heads)     inside                  after
 //     rank 0           tokens 0-7,  heads 0 1 2 3   tokens 0-15, heads 0 1  as before
@@ -79,7 +79,7 @@ private:
         if (in_order) return received.view(whole);
         return reordered(received, orders_.swapped(u_, B * chunks_), whole, Memory::activation);
     }
-    // Back, adding up the parts of ranks that had the same key head.
+    // Turns back, and adds up the parts of ranks that had the same key head.
     Tensor to_tokens(const Tensor& x, int64_t heads) {
         const int64_t B = x.size(0), T = x.size(1) / u_, D = x.size(3), N = B * T, each = x.size(2),
                       parts = heads / each;

@@ -1,6 +1,7 @@
-// Puts context parallelism together: which tokens of a sequence a rank takes, and the attention
-// that its model's layers use. Everything else in a layer works on single tokens and stays as it
-// is. Weights are whole on every rank; their gradients are summed over dp and cp together.
+// This file puts context parallelism together: which tokens of a sequence a rank takes, and the
+// attention that its model's layers use. Everything else in a layer works on single tokens and
+// stays as it is. Weights are whole on every rank; their gradients are summed over dp and cp
+// together.
 //
 //     cp ranks = ring_degree x ulysses_degree (USP); rank = place in the ring x ulysses_degree +
 //     place inside
@@ -41,7 +42,7 @@ public:
     }
     ContextParallel(const ContextParallel&) = delete;  // parts keep a pointer to it
 
-    // The parts of this rank's model; they keep a pointer to this object.
+    // Returns the factories of this rank's parts, which keep a pointer to this object.
     ModuleFactories factories(const ModelOptions& model) {
         ModelOptions plain = model;
         plain.dropout = 0;  // added last, around these parts
@@ -60,7 +61,7 @@ public:
             factories.attention = [this](const ModulePath&) { return attention(); };
     }
 
-    // This rank's part of each sequence. Targets come along: they were shifted in the whole
+    // Returns this rank's part of each sequence. Targets come along: they were shifted in the whole
     // sequence, so a chunk's last token still has the next chunk's first one as its target.
     HostBatch part(const HostBatch& whole) const {
         HostBatch part{.sequences = whole.sequences,
@@ -82,7 +83,7 @@ public:
         if (!whole.document_starts.empty()) part.whole = std::make_shared<const HostBatch>(whole);
         return part;
     }
-    // The place in the sequence of this rank's i-th token.
+    // Returns the place in the sequence of this rank's i-th token.
     int64_t position(int64_t i) const {
         const int64_t chunk = cut_.chunk(0).size(), own = chunk / options_.ulysses_degree();
         return cut_.position(ring_rank_, i / own * chunk + inside_rank_ * own + i % own);
@@ -127,7 +128,8 @@ private:
             *inside_, cut_.chunks(), config_.kv_heads, std::move(core),
             [this](const Batch& batch) { return plan_of(batch).document_starts; }, orders_);
     }
-    // The tokens of a micro-batch of `sequences` sequences that this rank's rows hold, for dropout.
+    // Returns which tokens of a micro-batch of `sequences` sequences this rank's rows hold, for
+    // dropout.
     std::vector<TokenRange> token_ranges(int64_t sequences) const {
         std::vector<TokenRange> ranges;
         for (int64_t b = 0; b < sequences; ++b)

@@ -3,23 +3,32 @@
 // r: it gets activations x from rank r-1 and sends y to rank r+1; it gets y's gradient dy from rank
 // r+1, and sends that of x, dx, to rank r-1.
 //
+// The first rank has nobody above it: its stage begins with the embedding, and takes the tokens of
+// the micro-batch instead of x. The last rank has nobody below it: its stage ends with the output
+// head, which adds to the loss and begins the backward, so that there is neither y nor dy.
+//
 //     rank 0   F0 F1 F2 F3          D0 F4 D1 F5 D2    D3    D4 D5       F: forward
 //     rank 1      F0 F1 F2       D0 F3 D1 F4 D2 F5 D3    D4 D5          D: backward
 //     rank 2         F0 F1    D0 F2 D1 F3 D2 F4 D3 F5 D4 D5             0 to 5: micro-batches
 //     rank 3            F0 D0 F1 D1 F2 D2 F3 D3 F4 D4 F5 D5
-//              warm up   | a forward, a backward | the rest
+//              -- time -->
 //
-// A rank starts just enough micro-batches to keep those below it busy, then does the backward of
-// one before it starts another. So it holds the activations of at most min(p-r, m) of its m
-// micro-batches, not of all. (p: ranks.)
+// Rank r of p begins with p-1-r forwards, the warm-up: as many as there are ranks below it, which
+// they keep busy. Then it does a forward and a backward in turn, and at the end the p-1-r
+// backwards that are left. So of its m micro-batches it holds the activations of at most
+// min(p-r, m).
 //
-// Calls block. In the middle part, rank r wants to send y down when rank r+1 wants to send dx up:
-// each would wait for the other to receive. So both do it in one call, which sends and receives.
+// A call returns when its message has been handed over: over MPI it is MPI_Isend and a wait, on
+// GPUs ncclSend. So two ranks that send to each other at the same time would both wait for the
+// other to receive. That happens in the middle part, after F3 on rank 0 and D0 on rank 1:
 //
-// What this costs: every border between two ranks is crossed by m activations and m gradients, of
-// b s h numbers each (sequences, tokens, hidden size), and nobody computes while it waits for them.
-// The later files say the same order as data (2_schedules/one_f_one_b.h), so that one executor can
-// run any order, and send while it computes (4_executor).
+//     rank 0   F3   sends y3, wants dy0        both in one call, which sends and receives: the two
+//     rank 1   D0   sends dx0, wants x3        messages (dx0 is dy0, y3 is x3) pass each other
+//
+// The price: every border between two ranks is crossed by m activations and m gradients, of b s h
+// numbers each (sequences, tokens, hidden size), and nobody computes while it waits for them. The
+// later files write the same order down as data (2_schedules/one_f_one_b.h), so that one executor
+// can run any order, and send while it computes (4_executor).
 // Narayanan et al., "PipeDream", 2019 (arXiv 1806.03377); "PipeDream-Flush", 2021 (2006.09503).
 #pragma once
 
@@ -34,8 +43,9 @@ namespace ultrascale::pipeline {
 
 class Plain1F1B {
 public:
-    // `stage`: this rank's. `shape`, `dtype`: of a message, (b, s, h). The first two must live as
-    // long.
+    // `stage` is this rank's, a Llama that has only some of the layers. `pp` are the ranks of the
+    // pipeline. A message has this shape, (b, s, h), and dtype. `stage` and `pp` must live as long
+    // as this object.
     Plain1F1B(Llama& stage, const Communicator& pp, Shape shape, DType dtype)
         : stage_(stage),
           pp_(pp),
@@ -44,13 +54,14 @@ public:
           shape_(std::move(shape)),
           dtype_(dtype) {}
 
-    // Forward and backward of a step's micro-batches. Gradients and step.loss then hold what this
-    // rank's stage contributes.
+    // Runs forward and backward of a step's micro-batches. Gradients and step.loss then hold what
+    // this rank's stage contributes. `hooks` look on, or do what another technique adds.
     void run(Step& step, Hooks* hooks = nullptr) {
         step.call_hooks({hooks});
         // exercise 05.7 begin: warm up; a forward, a backward; the rest
         const int64_t m = step.accumulated,
                       warmup = std::min<int64_t>(pp_.size() - 1 - pp_.rank(), m);
+        // On the first rank all x are empty, on the last one all y and dy.
         for (int64_t i = 0; i < warmup; ++i) {
             Tensor x = receive(above_);
             Tensor y = forward(step.micro_batch(i), std::move(x));
@@ -83,7 +94,7 @@ private:
         InFlight& newest = in_flight_.emplace_back(std::move(context));
         return stage_.forward(std::move(x), newest.saved, newest.context);
     }
-    // Of the micro-batch that has waited longest.
+    // Runs the backward of the micro-batch that has waited longest, which frees its activations.
     Tensor backward(Tensor dy) {
         InFlight& oldest = in_flight_.front();
         Tensor dx = stage_.backward(std::move(dy), oldest.saved, oldest.context);
@@ -91,7 +102,7 @@ private:
         return dx;
     }
 
-    // The first rank has nobody above it, the last one nobody below.
+    // To and from a rank that does not exist nothing travels.
     bool exists(int rank) const { return rank >= 0 && rank < pp_.size(); }
     void send(Tensor tensor, int to) {
         if (exists(to)) pp_.send(tensor, to);

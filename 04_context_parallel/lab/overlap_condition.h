@@ -9,7 +9,7 @@
 //     it hides if  t >= FLOP/s / bandwidth * K e / H            (contiguous: half of it)
 //
 // The length of the sequence and the number of ranks do not matter, only t = s / cp. In backward a
-// hop carries gradients, too: in 16 bits K + 2 K bytes, for 2.5 times as many FLOP, so t must be
+// hop carries gradients, too: in 16 bits kv + 2 kv bytes, for 2.5 times as many FLOP, so t must be
 // 1.2 times as large.
 #pragma once
 

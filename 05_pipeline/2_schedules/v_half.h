@@ -8,12 +8,11 @@
 //     rank 2               Fa          Fb                            Bb             Ba
 //     rank 3                     Fa Fb                                     Bb    Ba
 //
-// Each W takes the first slot after its B that the repeated blocks leave empty. A hop of forward
-// takes two slots downwards and one upwards, and so does a hop of backward, six together: a rank's
-// two chunks hold activations for about 6p slots together. A micro-batch begins every six slots, so
-// a rank holds the activations of about p chunks, half of what 1F1B's rank 0 holds, and never of
-// more than (p+2)/2 micro-batches, rounded down. (With twelve slots it would be ZB-V, with four
-// V-Min.)
+// Each W takes the first slot after its B that repeated blocks leave empty. From one rank to the
+// next a forward takes two slots downwards and one upwards, and so does a backward, six together: a
+// rank's two chunks hold activations for about 6p slots together. As a micro-batch begins every six
+// slots, a rank holds those of about p chunks, half of what 1F1B's rank 0 holds; never more than
+// (p+2)/2 micro-batches, rounded down. (With twelve slots it would be ZB-V, with four V-Min.)
 //
 // The steady state remains unchanged. Before and after it, when few micro-batches are under way,
 // slots are empty: actions move to earlier slots if that needs no more memory, and at the end B's

@@ -23,7 +23,7 @@ inline std::string describe_model(const ExpertsConfig& e) {
     return words;
 }
 
-// "8 experts, top 2, softmax; ep 4 x dp 2: 2 experts a rank; loss hf 0.01"
+// "8 experts, top 2, softmax; ep 4 x dp 2: 2 experts a rank; auxiliary loss hf 0.01"
 inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, int64_t ranks) {
     std::string words =
         fmt::format("{}\n          ep {} x dp {}: {} a rank", describe_model(config.experts), o.ep,
@@ -34,7 +34,8 @@ inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, i
     if (o.max_nodes > 0) words += fmt::format(", at most {}", format_count(o.max_nodes, "node"));
     std::string more;
     if (o.has_loss())
-        more += fmt::format("; loss {} {:g} over {}", aux_names[int(o.aux)], o.aux_coefficient,
+        more += fmt::format("; auxiliary loss {} {:g} over {}", aux_names[int(o.aux)],
+                            o.aux_coefficient,
                             o.aux_over == AuxOver::global ? "the step" : "each micro-batch");
     if (o.gamma > 0) more += fmt::format("; bias moved by {:g}", o.gamma);
     if (o.z_coefficient > 0) more += fmt::format("; z-loss {:g}", o.z_coefficient);
