@@ -3,7 +3,7 @@
 //
 //     count   how many choices of each expert a block has                 (blocks, E)
 //     add up  over the blocks and the experts before:   where a block's rows begin
-//     fill    the same walk again: row = begin + rank within the block
+//     assign  the same walk again: row = begin + rank within the block
 //
 // Each choice is read twice and written twice: 16 bytes, compared with a row's thousands.
 #include "cuda/ops_common.cuh"
@@ -95,8 +95,8 @@ __global__ void __launch_bounds__(1024)
 }
 
 __global__ void __launch_bounds__(threads)
-    fill(int32_t* order, int32_t* row_map, const int32_t* begin, const int32_t* total,
-         const Sort s) {
+    assign_rows(int32_t* order, int32_t* row_map, const int32_t* begin, const int32_t* total,
+                const Sort s) {
     DYNAMIC_SHARED(int, counts);  // (warps, E + 1)
     const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
     int* const next = counts + warp * (s.E + 1);
@@ -149,7 +149,7 @@ void sort_by_expert(Tensor counts, Tensor order, Tensor row_map, const Tensor& e
     LAUNCH(count, unsigned(blocks), threads, shared)(begin.as<int32_t>(), s);
     LAUNCH(add_up, 1, 1024, 0)
     (counts.as<int32_t>(), begin.as<int32_t>(), total.as<int32_t>(), int(blocks), s.E);
-    LAUNCH(fill, unsigned(blocks), threads, shared)
+    LAUNCH(assign_rows, unsigned(blocks), threads, shared)
     (order.as<int32_t>(), row_map.as<int32_t>(), begin.as<int32_t>(), total.as<int32_t>(), s);
 }
 
