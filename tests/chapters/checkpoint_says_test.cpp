@@ -55,7 +55,7 @@ TEST(CheckpointSays, TheLossOfBalance) {
 }
 
 // A resumed run takes over every option that changes its numbers, without being told, and gives the
-// same bits. It also does in another chapter, which has other defaults.
+// same bits. So does a run of another chapter, which has other defaults.
 TEST(CheckpointSays, WhatTheRunComputes) {
     struct Case {
         int ranks;
@@ -149,7 +149,8 @@ TEST(CheckpointSays, AMixtralWithAnotherRouter) {
 }
 
 // config.json says that the head is tied, but the file holds other numbers for it. Like
-// transformers 5 we do not tie it, and the result equals that of a checkpoint that says so.
+// transformers 5 we do not tie it, and the result equals that of a checkpoint whose config.json
+// does not say so.
 TEST(CheckpointSays, AHeadOfItsOwn) {
     const Changed untied("gqa_untied", Json::object()),
         says_tied("gqa_untied", {{"tie_word_embeddings", true}});

@@ -98,7 +98,7 @@ inline std::string load(const std::string& name) {
     return fmt::format("--load {0} --data {0}/tokens.bin", reference(name));
 }
 
-// A small model whose parameters no number of ranks divides: a directory with a config.json for
+// A small model whose sizes are divisible by no number of ranks: a directory with a config.json for
 // --model.
 class SmallModel {
 public:
@@ -113,8 +113,8 @@ private:
     TempDir dir_;
 };
 
-// A model whose heads 1, 2, 4 and 8 divide. From 4 on key-value heads are copied; the vocabulary is
-// not divisible.
+// A model whose number of heads is divisible by 1, 2, 4 and 8. From 4 ranks on key-value heads are
+// copied. The vocabulary is not divisible.
 class SplitModel {
 public:
     explicit SplitModel(bool tied = false, int layers = 2) {

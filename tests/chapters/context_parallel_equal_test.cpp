@@ -7,8 +7,8 @@ namespace {
 
 const char* const chapter = "04_context_parallel";
 
-// A model whose heads 2, 4 and 8 divide; from 4 on key heads are copied. For three ranks, one whose
-// heads 3 divides.
+// A model whose number of heads is divisible by 2, 4 and 8, and for three ranks one with heads
+// divisible by 3. From 4 ranks on key heads are copied.
 class SharedModel {
 public:
     explicit SharedModel(bool by_three, bool tied = false) {
@@ -159,8 +159,8 @@ TEST(ContextParallelDocuments, EqualOneDevice) {
         sent(train_shared(4, "--micro-batch 2 --layout contiguous --ring-backward restarted")));
 }
 
-// Sequences of 48 tokens contain documents of 12 and 36 tokens; token 10 begins a document. Balance
-// is the mean number of pairs of 4 ranks over the largest.
+// Sequences of 48 tokens contain documents of 12 and 36 tokens; token 10 begins a document. The
+// balance is the mean of the 4 ranks' numbers of pairs, divided by the largest.
 TEST(ContextParallelDocuments, BalanceIsReported) {
     TempDir dir;
     std::string text;

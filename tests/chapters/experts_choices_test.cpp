@@ -1,6 +1,6 @@
 // --verify of 06_expert_parallel when routers must choose between scores that are equal up to
-// rounding. Two correct programs then choose differently. Verify must neither call that an error
-// nor excuse an error with it.
+// rounding. Two correct programs then choose differently. Verify must neither report that as an
+// error nor take an error for that.
 #include <cstring>
 
 #include "compare_runs.h"

@@ -54,7 +54,7 @@ TEST(Pictures, MemoryOverSteps) {
     };
     const double pixels_a_byte = height_of(area("parameters")) / bytes("parameters");
     EXPECT_NEAR(height_of(area("gradients")), bytes("gradients") * pixels_a_byte, 0.02);
-    // The optimizer's states are drawn as a stair: nothing in the first step, all of them in the
+    // The optimizer's states are drawn as stairs: nothing in the first step, all of them in the
     // last.
     const auto corners = area("optimizer").points();
     EXPECT_EQ(corners.front(), corners.back());

@@ -7,7 +7,7 @@ namespace ultrascale::test::pipeline {
 
 inline const char* const chapter = "05_pipeline";
 
-// A model with `layers` layers and a vocabulary that no number of ranks divides, and a text for it.
+// A model with `layers` layers and a vocabulary divisible by no number of ranks, and a text for it.
 class LayeredModel {
 public:
     explicit LayeredModel(int layers, bool tied = false) {

@@ -161,7 +161,7 @@ struct Way {
 inline const std::vector<CommunicationSettings> ways = {
     {}, {1 << 30, 0, 4096}, {1 << 30, 1 << 30, 1 << 30}, {1001, 512, 4096}};
 
-// The last size is long enough for several chunks and pieces, and no number of ranks divides it.
+// The last size is long enough for several chunks and pieces, and divisible by no number of ranks.
 inline std::vector<int64_t> sizes(const CommunicationSettings& settings) {
     return {0, 1, 7, 1000, settings.chunk_bytes == 4096 ? 5003 : 65537};
 }

@@ -14,9 +14,9 @@ namespace ultrascale {
 using namespace ultrascale::expert_parallel;
 namespace {
 
-// 2, 3, 4 and 8 divide the sequences and the experts. Every rank's number of tokens is a multiple
-// of 12, because OpenBLAS's kernels for AVX2 take 12 rows at a time and sum the rest in another
-// order.
+// The numbers of sequences and of experts are divisible by 2, 3, 4 and 8. Every rank's number of
+// tokens is a multiple of 12, because OpenBLAS's kernels for AVX2 take 12 rows at a time and sum
+// the rest in another order.
 constexpr int64_t sequences = 24, T = 12;
 const LlamaConfig config{.layers = 2,
                          .hidden = 64,

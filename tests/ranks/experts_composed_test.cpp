@@ -126,7 +126,8 @@ TEST(ExpertsComposed, SameBitsInAnyOrderOfPasses) {
     }
 }
 
-// Two ranks of a pipeline have a layer each; their counts and gradients add up to those of all.
+// Two ranks of a pipeline have a layer each; their counts and gradients add up to the whole
+// model's.
 TEST(ExpertsComposed, ARankWithSomeOfTheLayers) {
     use_threads(ranks_on_this_node());
     const Communicator alone = Communicator::world().split(Communicator::world().rank(), 0, "one");

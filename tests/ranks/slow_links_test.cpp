@@ -10,7 +10,7 @@ using namespace ultrascale;
 
 namespace {
 
-// Pretends that nodes have `ranks_per_node` ranks, as long as it lives.
+// While an object of this type lives, the ranks pretend to be on nodes of `ranks_per_node` ranks.
 struct PretendedNodes {
     PretendedNodes(int ranks_per_node, double bytes_per_second) {
         pretend_nodes(ranks_per_node, bytes_per_second * 8 / 1e9);
