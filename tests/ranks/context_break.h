@@ -45,7 +45,7 @@ struct Ingredients {
     std::unique_ptr<AttentionCore> ring() const { return ring(cp, options.layout); }
 };
 
-// What a broken run does differently from the chapter's main.
+// The ways in which a broken run differs from the chapter's main.
 struct Breaks {
     std::function<void(HostBatch& part, const Communicator& cp)> batch = [](HostBatch&, auto&) {};
     std::function<std::unique_ptr<AttentionCore>(const Ingredients&)>

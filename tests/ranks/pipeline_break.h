@@ -26,7 +26,7 @@ inline LlamaConfig config_of(bool tied) {
             .tied = tied};
 }
 
-// What a broken run does differently from the chapter's main.
+// The ways in which a broken run differs from the chapter's main.
 struct Breaks {
     // Returns a rank's part of a micro-batch.
     std::function<HostBatch(const HostBatch&, int rank)> batch = {};

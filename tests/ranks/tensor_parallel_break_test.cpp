@@ -17,7 +17,7 @@ constexpr int64_t T = 48, B = 1, steps = 3;
 const LlamaConfig config{
     .layers = 2, .hidden = 32, .heads = 24, .kv_heads = 1, .head_dim = 4, .ffn = 48, .vocab = 257};
 
-// What a broken run does differently from the chapter's main.
+// The ways in which a broken run differs from the chapter's main.
 struct Breaks {
     std::function<void(Parameter&, int rank)> parameter = [](Parameter&, int) {
     };  // its description, before it has storage
