@@ -83,7 +83,7 @@ CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 KERNELS  := $(wildcard 0*/kernels)
 OPERATIONS := common/cpu/ops_% common/core/ops_% $(KERNELS:=/ops_%)
 FREQUENT := $(addprefix common/,core/% comm/% cpu/% cuda/% model/% emulator/%) 07_kernels/% \
-            $(KERNELS:=/%) 09_5d_parallel/planner.cpp tests/bench/%
+            $(KERNELS:=/%) 09_5d_parallel/planner/planner.cpp tests/bench/%
 OPS_TESTS := tests/unit/ops_%
 TESTS    := tests/unit/% tests/ranks/% tests/chapters/% tests/gtest_precompiled.h
 IS_OPERATION = $(filter $(OPERATIONS),$<)
@@ -183,16 +183,17 @@ FOLDERS   := $(sort build $(if $(OF_CPU),build/cpu) $(BUILD) $(OF_BACKEND) $(SHA
 COMMON_OBJECTS := $(call objects,$(sort $(COMMON_SOURCES)))
 LIBRARY  := $(BUILD)/libcommon.a
 PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
-# A chapter's program consists of all sources in its folder. If a concept is written for both
-# backends, its .cu replaces the .cpp of the same name.
+# A chapter's program consists of all sources in its folder and in those below, but for kernels/,
+# which are in the library. If a concept is written for both backends, its .cu replaces the .cpp of
+# the same name.
 chapter_kernels = $(if $(filter cuda,$(BACKEND)),$(wildcard $(1)/*.cu))
 chapter_sources = $(sort $(chapter_kernels) $(filter-out $(patsubst %.cu,%.cpp,$(chapter_kernels)),\
-                    $(wildcard $(1)/*.cpp)))
+                    $(filter-out $(KERNELS:=/%),$(wildcard $(1)/*.cpp $(1)/*/*.cpp))))
 KERNEL_OBJECTS := $(call objects,$(sort $(EXECUTOR_SOURCES) $(wildcard \
                     07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu)))
 COMM_OBJECTS := $(call objects,$(sort $(wildcard tests/ranks/*.cpp)))
 UNIT_OBJECTS := $(call objects,$(sort $(wildcard tests/unit/*.cpp) \
-                  09_5d_parallel/planner_hardware.cpp))
+                  09_5d_parallel/planner/hardware.cpp))
 # The executor's own tests; the code with which 07_kernels checks its kernels; and the operations'
 # tests, run on the CUDA kernels.
 SIMT_TEST_OBJECTS := $(call objects,$(sort $(wildcard \

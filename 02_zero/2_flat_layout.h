@@ -13,8 +13,9 @@
 //
 // A parameter is sharded over the ranks over which its gradient is summed (mesh.h). If these differ
 // among a unit's parameters (the experts of a layer, a norm under sequence parallelism), the unit
-// has a flat tensor for each kind. Only copies of key-value heads (group "kv") stay with the query
-// heads, which have no copies: q, k, v are one matrix and must lie side by side.
+// has a flat tensor for each kind. But parameters that are split over the same axes stay together,
+// even if ranks along these hold copies of only some of them (of key-value heads, but not of query
+// heads): q, k, v are one matrix and must lie side by side.
 #pragma once
 
 #include <algorithm>
@@ -38,6 +39,8 @@ struct FlatUnit {
     std::string name;           // the unit's, or "model"
     const Communicator* group;  // each of its ranks has one shard
     std::vector<Segment> segments;
+    // Further groups over which the gradients of all its parameters are summed.
+    std::vector<std::string> replica_groups;
     int64_t numel = 0;   // elements of its parameters
     int64_t padded = 0;  // elements of its flat tensor
     int64_t shard = 0;   // elements of a shard: padded / n
@@ -54,6 +57,9 @@ public:
                 if (flat_of_.contains(parameter)) continue;
                 FlatUnit& flat = flat_for(unit, *parameter, mesh);
                 flat_of_[parameter] = size_t(&flat - flats_.data());
+                std::erase_if(flat.replica_groups, [&](const std::string& group) {
+                    return !contains(parameter->replica_groups, group);
+                });
                 flat.segments.push_back({parameter, flat.numel});
                 flat.numel += parameter->local_numel();
             }
@@ -128,32 +134,33 @@ public:
         return items;
     }
 
-    // Whether ranks along a split axis hold copies of it, as of a key-value head.
-    static bool has_copies(const Parameter& parameter) {
-        return std::ranges::find(parameter.replica_groups, "kv") != parameter.replica_groups.end();
-    }
-    // Further groups over which gradients are summed: of all parameters of a flat tensor.
-    std::vector<std::string> replica_groups(size_t u) const {
-        return without_copies(*flats_[u].segments.front().parameter);
+    // Further groups over which a parameter's gradient is summed, but not those of all others in
+    // its flat tensor.
+    std::vector<std::string> own_groups(const Parameter& parameter) const {
+        std::vector<std::string> groups = parameter.replica_groups;
+        std::erase_if(groups, [&](const std::string& group) {
+            return contains(flats_[flat_of(parameter)].replica_groups, group);
+        });
+        return groups;
     }
 
 private:
-    static std::vector<std::string> without_copies(const Parameter& parameter) {
-        std::vector<std::string> groups = parameter.replica_groups;
-        std::erase(groups, "kv");
-        return groups;
+    static bool contains(const std::vector<std::string>& names, const std::string& name) {
+        return std::ranges::find(names, name) != names.end();
     }
     // The unit's flat tensor for parameters of this kind; a new one if there is none yet.
     FlatUnit& flat_for(const Unit* unit, const Parameter& parameter, const Mesh& mesh) {
         for (FlatUnit& flat : flats_) {
             if (cut_ == Cut::unit && flat.unit != unit) continue;
-            if (flat.segments.front().parameter->split_over == parameter.split_over &&
-                without_copies(*flat.segments.front().parameter) == without_copies(parameter))
+            const Parameter& first = *flat.segments.front().parameter;
+            if (first.split_over == parameter.split_over &&
+                (!first.split_over.empty() || first.replica_groups == parameter.replica_groups))
                 return flat;
         }
         flats_.push_back({.unit = unit,
                           .name = cut_ == Cut::unit ? unit->name : "model",
-                          .group = &data_group(mesh, parameter)});
+                          .group = &data_group(mesh, parameter),
+                          .replica_groups = parameter.replica_groups});
         return flats_.back();
     }
 

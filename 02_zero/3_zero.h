@@ -24,6 +24,7 @@
 //         forward, first unit to last:  before(unit), after(unit)
 //         backward, last to first:      before(unit), gradient_complete(parameter), after(unit)
 //         end_micro_batch()
+//     end_all_micro_batches()                             in a pipeline, instead of these two
 //     squared_norm()                                      of the gradient, which is complete
 //     update()
 //     finish()                                            before other code reads parameters
@@ -116,7 +117,7 @@ protected:
     // that other GPUs can write into it. `member` (value or grad) of each parameter becomes a view
     // of it.
     Tensor allocate_flat(DType dtype, Memory category, Tensor Parameter::*member) {
-        const auto reachable = mesh_.group({"dp", "cp", "ep"}).symmetric_memory();
+        const auto reachable = mesh_.data_group().symmetric_memory();
         Tensor flat = Tensor::zeros({layout_.padded()}, dtype, category, reachable);
         for (size_t u = 0; u < layout_.size(); ++u) layout_.bind(u, unit_slice(flat, u), member);
         return flat;
@@ -147,9 +148,7 @@ protected:
                     counted.push_back(shards[u].slice(at.begin, at.end));
         return sum_of_squares(counted);
     }
-    const Communicator* norm_group() const override {
-        return &mesh_.group({"dp", "cp", "ep", "pp", "tp"});
-    }
+    const Communicator* norm_group() const override { return &mesh_.norm_group_of_shards(); }
     // Some gradients must also be summed over further groups (Parameter::replica_groups), after
     // the last backward. This does what sum_over_replica_groups() of train/gradients.h does, but on
     // shards. This chapter alone has no such gradients; with tensor parallelism (03) those of the
@@ -161,9 +160,9 @@ protected:
     void sum_over_replica_groups(size_t u, const Tensor& gradients, const Range& range) const {
         const TraceName name = name_of(u);
         for (const auto& [parameter, begin, at] : layout_.pieces(u, range))
-            if (FlatLayout::has_copies(*parameter))
-                mesh_.group("kv").all_reduce(gradients.slice(at.begin, at.end));
-        for (const std::string& group : layout_.replica_groups(u))
+            for (const std::string& group : layout_.own_groups(*parameter))
+                mesh_.group(group).all_reduce(gradients.slice(at.begin, at.end));
+        for (const std::string& group : layout_[u].replica_groups)
             mesh_.group(group).all_reduce(gradients);
     }
 

@@ -29,6 +29,7 @@ public:
     void begin_step(int64_t) override {
         parameters_.begin_gradients();  // complete after every micro-batch, not after the last one
         buffers_.begin_step();
+        last_ = false;  // until the last micro-batch begins; in a pipeline none is announced
     }
 
     void before(const Unit& unit, Pass pass, const Context&) override {

@@ -25,7 +25,7 @@ inline std::unique_ptr<Updater> make_zero(ParameterList& p, const std::vector<co
                                           const Mesh& m, const Options& o,
                                           const ZeroOptions& zero) {
     const bool each = zero.every_micro_batch, narrow_sums = zero.sums != Sent::plain;
-    if (zero.plain) return std::make_unique<PlainZero1>(p, m.group({"dp", "cp", "ep"}), o);
+    if (zero.plain) return std::make_unique<PlainZero1>(p, m.data_group(), o);
     switch (zero.stage) {
         case 0:
             if (each) return std::make_unique<EveryMicroBatch<Zero0>>(p, u, m, o, zero);

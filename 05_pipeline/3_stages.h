@@ -3,7 +3,7 @@
 //     embedding | layer 0 ... layer L-1 | norm, head
 //     |----- stage 0 -----|--- 1 ---|-- 2 --|-- stage 3 --|
 //
-// How many layers a stage has is chosen by what they cost (lab/cut.h): the slowest one sets the
+// How many layers a stage has is chosen by what they cost (3_cut.h): the slowest one sets the
 // pace.
 #pragma once
 

@@ -2,10 +2,10 @@
 // micro-batches go from rank to rank: forward down the stages, backward up again. A schedule says
 // who does what when. 1_plain_1f1b.h is one as a loop; 2_schedules/ has it and others as data, and
 // 4_executor/ runs them all.
+#include "3_cut.h"
+#include "4_executor/forward_only.h"
 #include "5_post_validation.h"
 #include "lab/compare.h"
-#include "lab/cut.h"
-#include "lab/forward_only.h"
 #include "lab/optimal/optimal_run.h"
 #include "lab/options.h"
 #include "lab/scale.h"

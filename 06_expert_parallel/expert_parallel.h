@@ -51,10 +51,11 @@ public:
     }
 
     // Around a step; all ranks call both. With --aux-over global the step's choices are counted
-    // first, in a forward of its own.
-    void begin_step(Step& step, Llama& model) {
+    // first, in a forward of its own, which calls the hooks of whoever brings the weights.
+    void begin_step(Step& step, Llama& model, Hooks* hooks = nullptr) {
         balance_.begin_step();
-        if (options_.counts_first()) phase("count choices", [&] { count_choices(step, model); });
+        if (options_.counts_first())
+            phase("count choices", [&] { count_choices(step, model, hooks); });
     }
     // Sums the loads over all ranks, and moves the routers' biases.
     void end_step() {
@@ -87,9 +88,9 @@ public:
 private:
     // A forward of all micro-batches in which routers only count their choices. Nothing is kept,
     // and the head is left out.
-    void count_choices(Step& step, Llama& model) {
+    void count_choices(Step& step, Llama& model, Hooks* hooks) {
         balance_.count_only(true);
-        step.call_hooks({});
+        step.call_hooks({hooks});
         for (int64_t m = 0; m < step.accumulated; ++m) {
             Context context = step.micro_batch(m);
             context.training = false, context.as_trained = true;

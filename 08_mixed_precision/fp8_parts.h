@@ -2,19 +2,23 @@
 // weights, rounded anew after every update.
 #pragma once
 
+#include <map>
 #include <set>
 
-#include "fp8_head.h"
-#include "fp8_linear.h"
-#include "smooth_swiglu.h"
-#include "storage.h"
+#include "2_plain_fp8_linear.h"
+#include "6_fp8_linear.h"
+#include "7_fp8_head.h"
+#include "7_smooth_swiglu.h"
+#include "8_storage.h"
+#include "model/llama.h"
 
 namespace ultrascale::mixed_precision {
 
 class Fp8Linears {
 public:
     explicit Fp8Linears(const PrecisionOptions& options)
-        : shared_(std::make_shared<Fp8Shared>(options)) {}
+        : Fp8Linears(std::make_shared<Fp8Shared>(options)) {}
+    explicit Fp8Linears(std::shared_ptr<Fp8Shared> shared) : shared_(std::move(shared)) {}
 
     // Makes a model's linears multiply in fp8, whatever is wrapped around them, and with --head fp8
     // a plain head.
@@ -26,10 +30,14 @@ public:
             const bool keeps = shared_->options.keep_fp8 &&
                                (part == "self_attn.q_proj" || part == "mlp.gate_proj");
             stacks_.push_back(rows);
+            if (shared_->options.recipe.plain)
+                return std::make_unique<PlainFp8Linear>(std::move(rows));
             if (shared_->options.smooth && part == "mlp.down_proj")
                 return std::make_unique<SmoothLinear>(std::move(rows), shared_->options);
+            const std::string weight = rows.front()->name;
             auto linear = std::make_unique<Fp8Linear>(std::move(rows), shared_, keeps);
             linears_.push_back(linear.get());
+            by_name_[weight.substr(0, weight.rfind('.'))] = linear.get();
             return linear;
         };
         if (!shared_->options.head_fp8) return;
@@ -42,10 +50,22 @@ public:
         for (const auto& stack : stacks_) all.insert(stack.begin(), stack.end());
         return all;
     }
-    // After the model is built: scales, and the histories' buffers.
+    // The linear whose first weight is `name`.weight ("model.layers.3.self_attn.q_proj"), as far as
+    // the model is built; nullptr: there is none, or it is another kind of linear.
+    Fp8Linear* find(const std::string& name) const {
+        const auto found = by_name_.find(name);
+        return found == by_name_.end() ? nullptr : found->second;
+    }
+    // A part that feeds this linear: they are connected when the model is built.
+    void when_built(const std::string& name, std::function<void(Fp8Linear&)> connect) {
+        connections_.emplace_back(name, std::move(connect));
+    }
+    // After the model is built: who feeds whom, scales, and the histories' buffers.
     void allocate(ParameterList& parameters) {
+        for (const auto& [name, connect] : std::exchange(connections_, {}))
+            if (Fp8Linear* linear = find(name)) connect(*linear);
         if (is_fp8(shared_->options.recipe.weights))
-            for (Fp8Linear* linear : linears_) linear->allocate_scales();
+            for (Fp8Linear* linear : linears_) linear->weights().allocate_scales();
         shared_->histories.allocate(parameters);
     }
     // Rounds master weights, after they have changed, to weights in fp8.
@@ -55,7 +75,7 @@ public:
         size_t next = 0;  // stacks and parameters have the same order
         for (size_t i = 0; i < linears_.size(); ++i) {
             const size_t end = next + stacks_[i].size();
-            linears_[i]->round_weights(stacked_masters(held.subspan(next, end - next)));
+            linears_[i]->weights().round(stacked_masters(held.subspan(next, end - next)));
             next = end;
         }
     }
@@ -79,6 +99,8 @@ private:
     }
     std::shared_ptr<Fp8Shared> shared_;
     std::vector<Fp8Linear*> linears_;  // the model owns them
+    std::map<std::string, Fp8Linear*> by_name_;
+    std::vector<std::pair<std::string, std::function<void(Fp8Linear&)>>> connections_;
     std::vector<std::vector<Parameter*>> stacks_;
 };
 

@@ -1,5 +1,5 @@
 // Chapter 08: mixed precision. The same model and data, with each tensor in the format of a recipe
-// (recipes.h). Ranks train on different samples and sum their gradients.
+// (3_recipes.h). Ranks train on different samples and sum their gradients.
 #include "lab/accumulator_demo.h"
 #include "lab/all_reduce_demo.h"
 #include "lab/compare.h"
@@ -13,6 +13,7 @@
 #include "lab/scales_demo.h"
 #include "lab/sections.h"
 #include "lab/swiglu_demo.h"
+#include "lab/traps.h"
 #include "train/run.h"
 
 using namespace ultrascale;
@@ -44,7 +45,8 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
 
 // Trains. Returns false if the result differs from the same recipe on one device, or memory or
 // communication from their predictions.
-bool train(const Options& options, const PrecisionOptions& precision, const StepShape& shape) {
+bool train(const Options& options, const PrecisionOptions& precision, Trap trap,
+           const StepShape& shape) {
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size()}});
     const Communicator alone = world.split(world.rank(), 0, "alone");
@@ -54,8 +56,10 @@ bool train(const Options& options, const PrecisionOptions& precision, const Step
 
     check_fits(predict_memory(shape, precision).memory, memory_limit(), what_needs_less());
     GradientHistogram histogram(draws(options.svg));
-    MixedTraining training(shape.config, shape.model, precision, options,
-                           [&](ModuleFactories& factories) { histogram.add_to(factories); });
+    const std::unique_ptr<MixedTraining> owned =
+        make_training(trap, shape, precision, options,
+                      [&](ModuleFactories& factories) { histogram.add_to(factories); });
+    MixedTraining& training = *owned;
     run.load(training.start());
     const MixedReference* reference = nullptr;  // on rank 0, with --verify
     TrainingSetup what = training_setup(training.model, training);
@@ -105,7 +109,8 @@ bool run(const Options& given, Chapter& chapter) {
     const StepShape shape = step_shape(options, options.config());
     if (options.estimate) return print_estimate(options, precision, shape), true;
     if (chapter.compare) return compare_recipes(options, precision, shape, train_step);
-    return train_within_memory(options, [&] { return train(options, precision, shape); });
+    return train_within_memory(options,
+                               [&] { return train(options, precision, chapter.trap, shape); });
 }
 
 }  // namespace

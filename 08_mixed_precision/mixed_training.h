@@ -2,24 +2,26 @@
 // --verify: the run's own, and the one that rank 0 trains by itself for comparison (reference.h).
 #pragma once
 
-#include "fp8_all_reduce.h"
+#include "4_loss_scale.h"
+#include "7_fused_quantisation.h"
+#include "7_kept_in_fp8.h"
+#include "8_mixed_adamw.h"
+#include "9_fp8_all_reduce.h"
 #include "fp8_parts.h"
-#include "fused_quantisation.h"
-#include "kept_in_fp8.h"
-#include "loss_scale.h"
-#include "mixed_adamw.h"
 #include "train/updater.h"
 
 namespace ultrascale::mixed_precision {
 
 class MixedTraining : public Updater {
 public:
-    // `watch` may wrap the model's parts, e.g. to count what passes through them.
+    // `watch` may wrap the model's parts, e.g. to count what passes through them; `shared` may
+    // multiply in another way.
     MixedTraining(const LlamaConfig& config, const ModelOptions& model_options,
                   const PrecisionOptions& chosen, const Options& run_options,
-                  const std::function<void(ModuleFactories&)>& watch = {})
+                  const std::function<void(ModuleFactories&)>& watch = {},
+                  std::shared_ptr<Fp8Shared> shared = {})
         : options(chosen),
-          linears(chosen),
+          linears(shared ? shared : std::make_shared<Fp8Shared>(chosen)),
           model(config, model_options, factories(config, model_options, watch),
                 Stage::whole(config)),
           storage(model.parameters(), chosen.recipe, linears.parameters()),
@@ -29,8 +31,6 @@ public:
           optimizer(storage, chosen.recipe, run_options.optimizer, chosen.seed),
           run_options_(run_options) {
         linears.allocate(model.parameters());
-        const Communicator& world = Communicator::world();
-        loss_scale.ignores = chosen.trap == Trap::one_steps && world.rank() + 1 == world.size();
     }
 
     const PrecisionOptions options;
@@ -51,19 +51,16 @@ public:
         phase("sum gradients", [&] { sum_rounded_gradients(mesh.group("dp")); });
     }
     // Divides the gradients by the loss scale, and agrees with the other ranks on whether any of
-    // them overflowed. (Here, and in the next two, --trap makes mistakes.)
-    void unscale(double scale, const Mesh& mesh) {
+    // them overflowed.
+    virtual void unscale(double scale, const Mesh& mesh) {
         phase("agree", [&] { loss_scale.agree(storage.gradients(), mesh.group("dp")); });
-        phase("unscale", [&] {
-            if (options.trap == Trap::clip_scaled) norm_of_scaled_ = storage.squared_norm();
-            storage.unscale(options.trap == Trap::unscale_twice ? scale * scale : scale);
-        });
+        phase("unscale", [&] { storage.unscale(scale); });
     }
     // AdamW clips by the gradients' own norm. Then the weights are rounded that it has not rounded
     // itself.
     void update(double lr, const Tensor& squared_norm) override {
-        optimizer.step(lr, norm_of_scaled_ ? norm_of_scaled_ : squared_norm, loss_scale.skip());
-        if (options.trap != Trap::stale_weights) round_those_left();
+        optimizer.step(lr, squared_norm, loss_scale.skip());
+        round_those_left();
     }
     // After the update, when the host waits anyway. Returns whether the update was skipped.
     bool end_step(int64_t step, const Mesh& mesh) {
@@ -127,17 +124,19 @@ public:
     }
     bool overflowed() const override { return loss_scale.skips(); }
 
+protected:
+    void round_those_left() {
+        for (Storage::StoredParameter& h : storage.all())
+            if (h.value_later() && !is_fp8(h.value.dtype())) ops::copy(h.value, Storage::exact(h));
+        linears.round_weights(storage);
+    }
+
 private:
     Tensor sum_squares() override { return storage.squared_norm(); }
     void weights_from_masters() {
         for (Storage::StoredParameter& h : storage.all())
             if (h.recipe->master && !h.value_later()) ops::copy(h.value, h.master);
         round_those_left();
-    }
-    void round_those_left() {
-        for (Storage::StoredParameter& h : storage.all())
-            if (h.value_later() && !is_fp8(h.value.dtype())) ops::copy(h.value, Storage::exact(h));
-        linears.round_weights(storage);
     }
     // A training's states are in the formats of its recipe.
     void check_recipe(const Options& from) const {
@@ -173,14 +172,14 @@ private:
                               const std::function<void(ModuleFactories&)>& watch) {
         ModuleFactories factories = default_factories(config, model_options);
         linears.add_to(factories);
-        if (options.recipe.fp8() && !options.unfused) fuse_quantisation(factories);
-        keep_in_fp8(factories, config, options);
+        const bool fuses = options.recipe.fp8() && !options.recipe.plain && !options.unfused;
+        if (fuses) fuse_quantisation(factories, linears);
+        keep_in_fp8(factories, config, options, linears);
         if (watch) watch(factories);
         return factories;
     }
 
     const Options run_options_;
-    Tensor norm_of_scaled_;  // of --trap clip-scaled
 };
 
 }  // namespace ultrascale::mixed_precision

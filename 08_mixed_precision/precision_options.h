@@ -1,22 +1,12 @@
 // What a run of this chapter can choose besides its recipe.
 #pragma once
 
-#include "loss_scale.h"
-#include "recipes.h"
+#include "3_recipes.h"
+#include "4_loss_scale.h"
 
 namespace ultrascale::mixed_precision {
 
-// Mistakes that --trap makes on purpose.
-enum class Trap {
-    none,
-    unscale_twice,     // gradients are divided by the loss scale once more
-    one_steps,         // the last rank does not skip a step that all others skip
-    clip_scaled,       // the norm is that of the scaled gradients
-    neighbours_scale,  // the forward product is given the scale of another tensor
-    stale_weights,     // fp8 weights stay as they were before the update
-};
-
-// The factor in front of gradients that ranks sum in 8 bits (fp8_all_reduce.h).
+// The factor in front of gradients that ranks sum in 8 bits (9_fp8_all_reduce.h).
 enum class SumScaling { pre, post, automatic };
 
 // The products whose sums stay in the tensor cores' accumulators, of 14 bits, to their end.
@@ -33,13 +23,12 @@ struct PrecisionOptions {
     bool powers_of_two = false;           // scales
     FastSums fast = FastSums::by_recipe;
     bool keep_fp8 = false;  // keep inputs, and those of SwiGLU, in 8 bits
-    bool unfused = false;   // not as in fused_quantisation.h
-    bool head_fp8 = false;  // fp8_head.h
-    bool smooth = false;    // smooth_swiglu.h
+    bool unfused = false;   // not as in 7_fused_quantisation.h
+    bool head_fp8 = false;  // 7_fp8_head.h
+    bool smooth = false;    // 7_smooth_swiglu.h
 
     SumScaling sum_scaling = SumScaling::automatic;
     uint64_t seed = 1;  // of stochastic rounding
-    Trap trap = Trap::none;
 
     // By recipe, forward is fast and backward is not, as in Transformer Engine and torchao. With
     // tiles, which are there for exact sums, neither is.

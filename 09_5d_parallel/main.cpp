@@ -1,8 +1,9 @@
 // Chapter 09: everything together. Data, tensor, context, expert and pipeline parallelism with
-// ZeRO, on request with products in fp8: the chapters' own code, put together by composition.h.
-// What cannot work together is refused.
-#include "compare.h"
-#include "options.h"
+// ZeRO, on request with products in fp8: the chapters' own code, put together by 4_composition.h.
+// What cannot work together is refused. Which layout is fastest is the question of planner/.
+#include "05_pipeline/4_executor/forward_only.h"
+#include "lab/compare.h"
+#include "lab/options.h"
 #include "planner/pipeline_ranks.h"
 
 using namespace ultrascale;
@@ -10,33 +11,33 @@ using namespace ultrascale::five_d;
 
 namespace {
 
+// Without a pipeline a rank has all layers, and takes its micro-batches one after the other.
+void run_micro_batches(Step& step, Llama& model, Updater& updates) {
+    for (MicroBatch batch : step.micro_batches({&updates})) {
+        Saved saved;
+        updates.begin_micro_batch(batch.micro_batch, batch.micro_batch + 1 == step.accumulated);
+        model.forward(batch, saved);
+        model.backward(batch, saved);
+        updates.end_micro_batch();
+    }
+}
+
+// In a pipeline several are in flight, in the schedule's order.
+void run_pipeline(Step& step, Executor& executor, Updater& updates) {
+    executor.run(step, &updates);
+    updates.end_all_micro_batches();
+}
+
 // One training step. What the layers communicate inside forward and backward, and what the updates'
 // hooks do around each unit, is written in the chapters.
 void train_step(Step& step, Composition& all) {
     Updater& updates = *all.updates;
     updates.begin_step(step.accumulated / all.schedule.copies());
-    if (all.techniques.experts.counts_first()) updates.finish();  // a forward reads all weights
-    if (all.experts) all.experts->begin_step(step, all.own.chunk(0));
-    if (all.pp().size() == 1) {
-        Llama& model = all.own.chunk(0);
-        for (MicroBatch batch : step.micro_batches({&all.hooks})) {
-            Saved saved;
-            const int64_t m = batch.micro_batch;
-            updates.begin_micro_batch(m, m + 1 == step.accumulated);
-            model.forward(batch, saved);
-            model.backward(batch, saved);
-            updates.end_micro_batch();
-        }
-    } else {
-        // Several micro-batches are in flight, so the updates are not told where one ends; the
-        // units' hooks say when a gradient is complete. During the run `last` only decides whether
-        // gathered weights may be freed: not with --keep-gathered, as a later pass reads them.
-        const bool may_free = !all.techniques.zero.keep_gathered;
-        updates.begin_micro_batch(0, may_free);
-        all.executor.run(step, &all.hooks);
-        updates.begin_micro_batch(0, true);  // now free the rest: the update changes all weights
-        updates.end_micro_batch();
-    }
+    if (all.experts) all.experts->begin_step(step, all.own.chunk(0), &updates);
+    if (all.pp().size() == 1)
+        run_micro_batches(step, all.own.chunk(0), updates);
+    else
+        run_pipeline(step, all.executor, updates);
     const Tensor squared_norm = updates.squared_norm();
     updates.step(step.learning_rate, squared_norm);
     if (all.experts) all.experts->end_step();
@@ -49,6 +50,7 @@ void train_step(Step& step, Composition& all) {
 bool train(const Options& options, const Techniques& techniques, const StepShape& shape,
            const Communicator& world = Communicator::world()) {
     Composition all(options, shape, techniques, world);
+    check_experts(all);
     Updater& updates = *all.updates;
     Run run("09_5d_parallel", options, shape, all.data_slice());
     const Prediction step_prediction = predict(all);
@@ -78,9 +80,10 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
         if (techniques.tensor.tp > 1)
             what.not_equal = "scales are those of the parts of a tensor that the ranks of tp have";
     }
-    std::optional<WatchedExperts> experts;
-    if (all.experts) experts.emplace(options, all, what);
     WatchedDocuments documents(all);
+    what.watch = {&documents};
+    std::optional<WatchedExperts> experts;
+    if (all.experts) experts.emplace(options, all, documents, what);
     run.start(what);
     while (Step* step = run.next()) {
         train_step(*step, all);
@@ -124,7 +127,7 @@ void train_a_little(DType dtype) {
     options.dtype = dtype, options.micro_batch = 1;
     const StepShape shape = step_shape(options, options.config());
     Techniques techniques;
-    techniques.complete(Communicator::world().size());
+    complete(techniques, Communicator::world().size());
     Composition all(options, shape, techniques);
     all.updates->start();
     const TokenFile file(options.data_path(), shape.config.vocab);

@@ -258,7 +258,9 @@ def real_program(settings, chapter):
 
 
 def sources_of(chapter):
-    return sorted(str(p.relative_to(ROOT)) for p in (ROOT / chapter).glob("*.cpp"))
+    folder = ROOT / chapter
+    return sorted(str(p.relative_to(ROOT)) for p in [*folder.glob("*.cpp"), *folder.glob("*/*.cpp")]
+                  if p.parent.name != "kernels")
 
 
 def shared_object(settings, file, made={}):

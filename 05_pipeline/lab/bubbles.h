@@ -9,8 +9,8 @@
 
 #include <thread>
 
+#include "../3_cut.h"
 #include "core/device.h"
-#include "cut.h"
 #include "lab/report/report.h"
 #include "memory_walk.h"
 #include "pictures.h"

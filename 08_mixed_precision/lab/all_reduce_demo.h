@@ -1,11 +1,11 @@
 // --demo all-reduce: what is left of gradients that n ranks sum in e4m3, with each factor
-// (fp8_all_reduce.h). One rank plays all of them: its gradient is split into n, which have a common
-// part and noise of their own, as the gradients of different samples have.
+// (9_fp8_all_reduce.h). One rank plays all of them: its gradient is split into n, which have a
+// common part and noise of their own, as the gradients of different samples have.
 #pragma once
 
 #include <cmath>
 
-#include "../fp8_all_reduce.h"
+#include "../9_fp8_all_reduce.h"
 #include "core/random.h"
 #include "lab/report/report.h"
 
@@ -28,7 +28,7 @@ inline float element(int rank, int64_t i) {
 }
 
 // `each`: a sum is rounded after every addition, as a ring of ranks that pass sums on in e4m3 does;
-// otherwise once, at the end, as fp8_all_reduce.h does.
+// otherwise once, at the end, as 9_fp8_all_reduce.h does.
 inline Result sum_in_fp8(const std::vector<std::vector<float>>& gradients, double factor,
                          bool each = true) {
     using F = formats::E4m3;

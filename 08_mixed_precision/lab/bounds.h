@@ -2,7 +2,7 @@
 // (MEASURED.md).
 #pragma once
 
-#include "../recipes.h"
+#include "../3_recipes.h"
 #include "lab/verify/verify.h"
 
 namespace ultrascale::mixed_precision {

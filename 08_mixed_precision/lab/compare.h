@@ -83,7 +83,7 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
                     {"loss", loss},
                     {"tokens_per_second", rate},
                     {"as_predicted", same}});
-        curves.push_back(std::move(curve));
+        if (!recipe.plain) curves.push_back(std::move(curve));  // tensor's is the same
     }
     draw_recipe_bytes(options.svg);
     draw_loss_curves(options.svg, curves);

@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "../formats.h"
+#include "../1_formats.h"
 #include "lab/pictures/charts.h"
 
 namespace ultrascale::mixed_precision {

@@ -1,7 +1,7 @@
 // --demo formats: what each format can hold, and one number in every format.
 #pragma once
 
-#include "../formats.h"
+#include "../1_formats.h"
 #include "lab/report/report.h"
 
 namespace ultrascale::mixed_precision {

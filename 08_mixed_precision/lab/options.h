@@ -6,11 +6,13 @@
 #include "../precision_options.h"
 #include "comm/comm.h"
 #include "lab/options/cli.h"
+#include "traps.h"
 
 namespace ultrascale::mixed_precision {
 
 struct Chapter {
     PrecisionOptions precision;
+    Trap trap = Trap::none;
     std::string demo;
     bool compare = false;
     double show = 0.1;
@@ -69,7 +71,7 @@ struct Chapter {
                 recipe.name);
         check_loss_scale(recipe);
         check_fp8(options, recipe);
-        if (!trap_.empty()) precision.trap = trap_names().at(trap_);
+        if (!trap_.empty()) trap = trap_names().at(trap_);
         check_trap(recipe);
         precision.seed = options.seed;
     }
@@ -213,6 +215,12 @@ private:
                        options.loss_chunk);
         if (const int64_t V = options.config().vocab; precision.head_fp8 && V % 16 != 0)
             user_error("--head fp8: a vocabulary of {} is no multiple of 16, as fp8 needs it", V);
+        if (recipe.plain && (any || precision.head_fp8))
+            user_error(
+                "--gradient-format, --fast-accumulation, --keep-fp8, --smooth-swiglu, "
+                "--power-of-two-scales, --unfused, --head: recipe {} is the products alone; take "
+                "recipe tensor, which computes the same bits",
+                recipe.name);
         if (!recipe.fp8()) return;
         if (const char* missing = ops::fp8_missing(group_of_tokens(recipe.products)); *missing)
             user_error("--recipe {}: {}; it can run fp32, fp16, bf16 and bf16-fp32", recipe.name,
@@ -223,16 +231,16 @@ private:
                        options.micro_batch, options.seq);
     }
     void check_trap(const Recipe& recipe) const {
-        const bool needs_scale = precision.trap == Trap::unscale_twice ||
-                                 precision.trap == Trap::one_steps ||
-                                 precision.trap == Trap::clip_scaled;
+        const bool needs_scale =
+            trap == Trap::unscale_twice || trap == Trap::one_steps || trap == Trap::clip_scaled;
         if (needs_scale && !recipe.loss_scale)
             user_error("--trap {}: recipe {} does not scale the loss", trap_, recipe.name);
-        if (precision.trap == Trap::one_steps && Communicator::world().size() == 1)
+        if (trap == Trap::one_steps && Communicator::world().size() == 1)
             user_error("--trap one-steps: there is one rank; start several");
-        if (precision.trap == Trap::neighbours_scale && !recipe.fp8())
-            user_error("--trap neighbours-scale: recipe {} has no scales", recipe.name);
-        if (precision.trap == Trap::stale_weights && !is_fp8(recipe.weights))
+        if (trap == Trap::neighbours_scale && (!recipe.fp8() || recipe.plain))
+            user_error("--trap neighbours-scale: recipe {} {}", recipe.name,
+                       recipe.plain ? "makes no mistakes; take tensor" : "has no scales");
+        if (trap == Trap::stale_weights && !is_fp8(recipe.weights))
             user_error("--trap stale-weights: recipe {} has no weights in fp8", recipe.name);
     }
 

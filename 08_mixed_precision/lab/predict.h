@@ -1,6 +1,6 @@
 // What a rank holds and sends, by formula: the tensors of the recipe to the byte, with their scales
-// (storage.h); activations as on any device, less what is kept in fewer bits (kept_in_fp8.h); and
-// the sums of gradients in the recipe's format.
+// (8_storage.h); activations as on any device, less what is kept in fewer bits (7_kept_in_fp8.h);
+// and the sums of gradients in the recipe's format.
 #pragma once
 
 #include "../mixed_training.h"
@@ -51,7 +51,7 @@ inline MemoryEstimate storage_bytes(const Recipe& r, int64_t parameters, int64_t
                          scale(state_is_scaled(r.m)) + scale(state_is_scaled(r.v))};
 }
 
-// What a step sends to sum tensors of so many elements each in e4m3 (fp8_all_reduce.h).
+// What a step sends to sum tensors of so many elements each in e4m3 (9_fp8_all_reduce.h).
 inline void add_fp8_sum(PredictedCommunication& sent, const Group& ranks,
                         const std::vector<int64_t>& elements) {
     if (ranks.ranks == 1) return;
@@ -68,10 +68,10 @@ inline int64_t fp8_sum_buffer_bytes(const std::vector<int64_t>& elements, int n)
     return 2 * part * n + 2 * part * 4;
 }
 
-// The activations' sizes: what the fused norms keep (fused_quantisation.h), and --keep-fp8.
+// The activations' sizes: what the fused norms keep (7_fused_quantisation.h), and --keep-fp8.
 inline LocalSizes local_sizes(const StepShape& shape, const PrecisionOptions& o) {
     LocalSizes sizes = local_sizes(shape);
-    if (!o.recipe.fp8()) return sizes;
+    if (!o.recipe.fp8() || o.recipe.plain) return sizes;  // x and dy are kept as in 16 bits
     const double tokens = double(shape.micro_batch * shape.seq), h = double(shape.config.hidden);
     const Products products = o.recipe.products;
     // x transposed: tiles along the tokens; a scale for each feature; one for all.

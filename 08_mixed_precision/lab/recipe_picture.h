@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../recipes.h"
+#include "../3_recipes.h"
 #include "core/memory.h"
 #include "lab/pictures/charts.h"
 

@@ -33,9 +33,7 @@ public:
           state_(start),
           sequences_(std::move(sequences)),
           one_(one),
-          train_step_(std::move(train_step)) {
-        chosen_.trap = Trap::none;
-    }
+          train_step_(std::move(train_step)) {}
 
     Result train(uint64_t displacement, size_t steps) override {
         const Aside aside;

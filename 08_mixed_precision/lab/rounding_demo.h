@@ -1,7 +1,7 @@
 // --demo rounding: a thousand small additions, rounded to nearest and stochastically.
 #pragma once
 
-#include "../stochastic_rounding.h"
+#include "../8_stochastic_rounding.h"
 #include "lab/report/report.h"
 
 namespace ultrascale::mixed_precision {

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "../tiles.h"
+#include "../5_tiles.h"
 #include "core/ops.h"
 #include "core/random.h"
 #include "lab/report/report.h"

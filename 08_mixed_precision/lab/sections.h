@@ -28,6 +28,7 @@ inline std::string describe(const PrecisionOptions& o) {
         const bool fits = words.size() - words.rfind('\n') + more.size() < 98;
         words += (fits ? "; " : ";\n          ") + more;
     };
+    if (r.plain) add("by plain linears");
     if (r.fp8()) add(fmt::format("gradients {}", dtype_name(o.gradient_format)));
     if (r.fp8() && o.head_fp8) add("the head so, too");
     if (o.unfused) add("unfused");

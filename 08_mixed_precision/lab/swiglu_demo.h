@@ -1,11 +1,11 @@
-// --demo swiglu: what SwiGLU's outliers do to down_proj's product in e4m3 (smooth_swiglu.h). In 4
+// --demo swiglu: what SwiGLU's outliers do to down_proj's product in e4m3 (7_smooth_swiglu.h). In 4
 // of 512 features the rows of gate and up are the same, and longer and longer; in the others they
 // are independent. The error is that of the ordinary features' part of y.
 #pragma once
 
 #include <cmath>
 
-#include "../smooth_swiglu.h"
+#include "../7_smooth_swiglu.h"
 #include "core/random.h"
 #include "lab/report/report.h"
 

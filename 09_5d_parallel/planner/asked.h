@@ -1,7 +1,7 @@
 // What --plan and --explain-layout are asked for: the command line in the planner's terms.
 #pragma once
 
-#include "../options.h"
+#include "../lab/options.h"
 #include "planner.h"
 
 namespace ultrascale::five_d {

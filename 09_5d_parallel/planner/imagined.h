@@ -4,7 +4,8 @@
 // takes as long as one of two.
 #pragma once
 
-#include "../predict.h"
+#include "../lab/options.h"
+#include "../lab/predict.h"
 
 namespace ultrascale::five_d {
 
@@ -19,6 +20,7 @@ inline Prediction predict_imagined(const Options& options, const StepShape& shap
     const Communicator world = Communicator::imagined("world", a.dp * a.tp * a.cp * a.ep * a.pp,
                                                       first_rank_of(a, pp_rank));
     Composition all(options, shape, techniques, world);
+    check_experts(all);
     return predict_balanced(all);
 }
 

@@ -18,7 +18,7 @@
 #include "02_zero/lab/predict.h"
 #include "03_tensor_parallel/lab/predict.h"
 #include "04_context_parallel/lab/predict.h"
-#include "05_pipeline/lab/cut.h"
+#include "05_pipeline/3_cut.h"
 #include "05_pipeline/lab/predict.h"
 #include "06_expert_parallel/lab/predict.h"
 #include "plan.h"

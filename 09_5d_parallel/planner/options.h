@@ -2,7 +2,7 @@
 // about: one process is enough.
 #pragma once
 
-#include "../techniques.h"
+#include "../lab/chosen.h"
 #include "lab/options/cli.h"
 #include "lab/predict/estimate.h"
 

@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "../techniques.h"
+#include "../lab/chosen.h"
 #include "comm/nodes.h"
 #include "lab/predict/estimate.h"
 
@@ -50,7 +50,7 @@ struct Plan {
         t.zero.stage = zero;
         t.schedule = chunks > 1 ? "interleaved" : "1f1b";
         t.sizes = {.chunks = chunks > 1 ? chunks : 0};
-        t.complete(int(ranks()), layout_names[int(context.layout)]);
+        complete(t, int(ranks()), layout_names[int(context.layout)]);
         if (tp == 1) t.tensor = {.tp = 1};
         return t;
     }

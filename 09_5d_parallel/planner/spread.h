@@ -1,7 +1,7 @@
 // How the groups of a layout lie over nodes.
 #pragma once
 
-#include "../axes.h"
+#include "../1_axes.h"
 #include "comm/nodes.h"
 
 namespace ultrascale::five_d {

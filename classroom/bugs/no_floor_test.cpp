@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "08_mixed_precision/loss_scale.h"
+#include "08_mixed_precision/4_loss_scale.h"
 
 namespace ultrascale {
 using namespace ultrascale::mixed_precision;

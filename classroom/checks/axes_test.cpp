@@ -1,7 +1,7 @@
 // Exercise 09.1: neighbours along the axes of a grid, and the links that they cross.
-#include "09_5d_parallel/axes.h"
-
 #include <gtest/gtest.h>
+
+#include "09_5d_parallel/1_axes.h"
 
 namespace ultrascale {
 using namespace ultrascale::five_d;

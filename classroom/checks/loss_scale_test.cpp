@@ -1,10 +1,10 @@
 // Exercise 08.2: growth intervals that the loss scale's own tests do not have, and what comes after
 // the first growth.
-#include "08_mixed_precision/loss_scale.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
+
+#include "08_mixed_precision/4_loss_scale.h"
 
 namespace ultrascale {
 using namespace ultrascale::mixed_precision;

@@ -57,6 +57,12 @@ public:
     // The ranks over which the model is distributed: those along pp, ep and tp. A sum over all
     // elements of the model (a norm) is a sum over this group.
     const Communicator& norm_group() const { return group({"pp", "ep", "tp"}); }
+    // The ranks that see different tokens; and, if these hold shards of the model instead of copies
+    // (ZeRO), those over which it is then distributed.
+    const Communicator& data_group() const { return group({"dp", "cp", "ep"}); }
+    const Communicator& norm_group_of_shards() const {
+        return group({"dp", "cp", "ep", "pp", "tp"});
+    }
 
 private:
     const Communicator& world_;

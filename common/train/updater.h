@@ -20,8 +20,15 @@ public:
     // training continues.
     virtual TrainingState start() = 0;
     virtual void begin_step(int64_t micro_batches) = 0;
+    // Around each micro-batch's forward and backward, if they come one after the other.
     virtual void begin_micro_batch(int64_t /*micro_batch*/, bool /*last*/) {}
     virtual void end_micro_batch() {}
+    // Or, if several are in flight (a pipeline), once, after the last backward: what the end of the
+    // step's only micro-batch would do. Until then only the hooks say what was computed.
+    void end_all_micro_batches() {
+        begin_micro_batch(0, true);
+        end_micro_batch();
+    }
     // The sum of squares of the whole model's gradient, each element counted once: (1) fp64 on the
     // device. The gradient is final when this is called, so it also calls on_gradient.
     Tensor squared_norm();

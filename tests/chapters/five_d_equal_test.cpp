@@ -206,6 +206,7 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     expect_refused(2, "--cp 2 --document-token 32 --ring-backward kept", "the ring starts anew");
     expect_refused(2, "--pp 2 --grad-accum 1000000000000", "sequences: at most 10^7");
     expect_refused(2, "--recipe deepseek", "formats that shards do not have");
+    expect_refused(2, "--recipe plain-fp8", "only 08_mixed_precision has it");
     expect_refused(2, "--tp 3 --recipe fp9", "there are fp32, bf16, bf16-fp32, tensor, row");
     expect_refused(2, "--recipe tensor --model nano-moe", "products of experts");
     expect_refused(2, "--recipe row --pp 2 --grad-accum 2 --schedule zb-h1",

@@ -232,7 +232,7 @@ TEST(Pictures, BytesOfRecipes) {
         if (pixels_a_byte == 0) pixels_a_byte = width / bytes;
         EXPECT_NEAR(width, bytes * pixels_a_byte, 0.1) << recipe;
     }
-    EXPECT_EQ(rows.size(), 10u);
+    EXPECT_EQ(rows.size(), 11u);
 }
 
 }  // namespace

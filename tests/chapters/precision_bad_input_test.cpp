@@ -36,6 +36,10 @@ TEST(PrecisionBadInput, OptionsOfFp8) {
     for (const char* option : {"--gradient-format e4m3", "--keep-fp8", "--smooth-swiglu",
                                "--power-of-two-scales", "--fast-accumulation=all", "--unfused"})
         refuses(fmt::format("--recipe bf16 {}", option), {"recipe bf16", "fp8"});
+    for (const char* option :
+         {"--gradient-format e4m3", "--keep-fp8", "--smooth-swiglu", "--power-of-two-scales",
+          "--fast-accumulation=all", "--unfused", "--head fp8"})
+        refuses(fmt::format("--recipe plain-fp8 {}", option), {"recipe plain-fp8", "tensor"});
     refuses("--recipe deepseek --smooth-swiglu", {"--smooth-swiglu", "deepseek"});
     refuses("--recipe te --micro-batch 1 --seq 20", {"--seq 20", "multiples of 16"});
     refuses("--recipe bf16 --head fp8", {"--head has no effect", "fp8"});
@@ -52,6 +56,7 @@ TEST(PrecisionBadInput, MistakesThatCannotBeMade) {
     refuses("--recipe fp16 --trap one-steps", {"one-steps", "one rank"});
     refuses("--recipe bf16 --trap neighbours-scale", {"neighbours-scale", "bf16"});
     refuses("--recipe te --trap stale-weights", {"stale-weights", "te"});
+    refuses("--recipe plain-fp8 --trap neighbours-scale", {"neighbours-scale", "plain-fp8"});
 }
 
 // The states of a training are in its recipe's formats; its weights alone go into any recipe.

@@ -26,6 +26,7 @@ TEST(Precision, EveryRecipeEqualsOneDevice) {
     expect_equal(2, "deepseek --keep-fp8 --grad-accum 2");
     expect_equal(2, "fp8-lm");
     expect_equal(1, "nanotron --recompute full");
+    expect_equal(2, "plain-fp8 --grad-accum 2");
     expect_equal(1, "tensor --gradient-format e4m3 --smooth-swiglu --power-of-two-scales");
     expect_equal(1, "row --keep-fp8 --unfused --loss-chunk 50");
     expect_equal(3, "nanotron --head fp8 --loss-chunk 48 --sum-scaling pre");
@@ -42,6 +43,12 @@ TEST(Precision, PlainRecipesArePlainTraining) {
         EXPECT_EQ(here.of("loss"), plain.of("loss")) << recipe;
         EXPECT_EQ(here.of("grad_norm"), plain.of("grad_norm")) << recipe;
     }
+}
+
+TEST(Precision, ThePlainLinearTrainsAsRecipeTensor) {
+    const Outcome plain = train_recipe(1, "plain-fp8"), general = train_recipe(1, "tensor");
+    EXPECT_EQ(plain.of("loss"), general.of("loss"));
+    EXPECT_EQ(plain.of("grad_norm"), general.of("grad_norm"));
 }
 
 TEST(Precision, OverflowedStepsAreSkippedByAllRanks) {
@@ -97,9 +104,10 @@ TEST(Precision, ComparesAllRecipes) {
         EXPECT_EQ(row["predicted_bytes"], row["held_bytes"]);
         bytes[row["recipe"]] = row["bytes_per_parameter"];
     }
-    const std::map<std::string, int64_t> want{
-        {"fp32", 16},  {"fp16", 18},     {"bf16", 16},     {"bf16-fp32", 18}, {"te", 16},
-        {"fp8-lm", 9}, {"deepseek", 15}, {"nanotron", 10}, {"tensor", 16},    {"row", 16}};
+    const std::map<std::string, int64_t> want{{"fp32", 16},      {"fp16", 18},     {"bf16", 16},
+                                              {"bf16-fp32", 18}, {"te", 16},       {"fp8-lm", 9},
+                                              {"deepseek", 15},  {"nanotron", 10}, {"tensor", 16},
+                                              {"row", 16},       {"plain-fp8", 16}};
     EXPECT_EQ(bytes, want);
 }
 

@@ -96,9 +96,8 @@ double bytes_of_step(const Options& options, const StepShape& shape, const Plan&
     const Counted counted;
     updates.begin_step(step.accumulated);
     if (all.experts) all.experts->balance().begin_step();
-    updates.begin_micro_batch(0, true);
     all.executor.run(step, &updates);
-    updates.end_micro_batch();
+    updates.end_all_micro_batches();
     updates.step(1e-3F, updates.squared_norm());
     updates.finish();
     compute_stream().synchronize();

@@ -1,7 +1,8 @@
 // Breaks 09_5d_parallel on purpose, one thing at a time, where two techniques meet, and expects
 // --verify, the memory check or the communication check to find it, on any number of ranks (part of
 // comm_test).
-#include "09_5d_parallel/predict.h"
+#include "09_5d_parallel/lab/chosen.h"
+#include "09_5d_parallel/lab/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"
 #include "train/data.h"
@@ -74,11 +75,10 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
     for (int64_t s = 0; s < steps; ++s) {
         Step step(loader, slice, s + 1, s * sequences, sequences);
         updates.begin_step(step.accumulated);
-        updates.begin_micro_batch(0, true);
         if (breaks.load_kernels && s == 0)
             load_kernels(all.own, all.schedule, step, all.messages.shape(), all.messages.dtype());
         all.executor.run(step, &updates);
-        updates.end_micro_batch();
+        updates.end_all_micro_batches();
         const Tensor squared_norm = updates.squared_norm();
         if (s == 0) verifier.gradient(updates.gradients());
         updates.step(options.optimizer.lr, squared_norm);
@@ -94,20 +94,20 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
 Techniques pipeline(int zero) {
     Techniques t{.zero = {.stage = zero}};
     t.axes.pp = 2;
-    t.complete(world().size());
+    complete(t, world().size());
     return t;
 }
 Techniques parts_of_layers(int zero) {
     Techniques t{.zero = {.stage = zero}};
     t.axes.tp = 2;
-    t.complete(world().size());
+    complete(t, world().size());
     t.tensor.sequence_parallel = true;
     return t;
 }
 Techniques parts_of_sequences(int zero) {
     Techniques t{.zero = {.stage = zero}};
     t.axes.cp = 2;
-    t.complete(world().size());
+    complete(t, world().size());
     return t;
 }
 

@@ -122,7 +122,7 @@ bool train_with_zero(bool zero_bubble, Breaks breaks = {}) {
     while (Step* step = run.next()) {
         zero.begin_step(A);
         s.pipeline.run(*step, &zero);
-        zero.end_micro_batch();
+        zero.end_all_micro_batches();
         const Tensor squared = zero.squared_norm();  // the copies of the tied weight have met
         zero.step(step->learning_rate, squared);
         s.world.all_reduce(step->loss);

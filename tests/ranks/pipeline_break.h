@@ -1,7 +1,7 @@
 // A short training with 05_pipeline's parts, in which something can be done wrong.
 #pragma once
 
-#include "05_pipeline/lab/cut.h"
+#include "05_pipeline/3_cut.h"
 #include "05_pipeline/lab/predict.h"
 #include "break_checks.h"
 #include "core/threads.h"

@@ -7,7 +7,7 @@
 #include <ranges>
 #include <sstream>
 
-#include "09_5d_parallel/options.h"
+#include "09_5d_parallel/lab/options.h"
 
 namespace ultrascale {
 using namespace ultrascale::context_parallel;

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "05_pipeline/2_schedules/schedules.h"
-#include "05_pipeline/lab/cut.h"
+#include "05_pipeline/3_cut.h"
 #include "05_pipeline/lab/memory_walk.h"
 
 namespace ultrascale {

@@ -3,8 +3,8 @@
 
 #include <limits>
 
+#include "08_mixed_precision/8_stochastic_rounding.h"
 #include "08_mixed_precision/lab/format_pictures.h"
-#include "08_mixed_precision/stochastic_rounding.h"
 #include "core/tensor.h"
 
 namespace ultrascale {

@@ -94,6 +94,18 @@ TEST(PrecisionFused, ChangesNoBit) {
     EXPECT_EQ(fused.gradients, run(smooth).gradients);
 }
 
+// A whole model of plain linears, which nothing is fused with, computes the bits of "tensor".
+TEST(PrecisionFused, ThePlainLinearsGradientsAreTensors) {
+    const Outcome plain = run(chosen("plain-fp8"), 2), general = run(chosen("tensor"), 2);
+    EXPECT_EQ(plain.loss, general.loss);
+    EXPECT_EQ(plain.gradients, general.gradients);
+    const PrecisionOptions o = chosen("plain-fp8");
+    EXPECT_EQ(plain.peak, predict_memory(shape_of(o), o).memory.peak_activations);
+    EXPECT_GT(plain.peak, general.peak);
+    // x in bf16, in both steps
+    EXPECT_EQ(plain.kept.at("qkv_proj"), std::vector<int64_t>(2, 2 * B * T * 48));
+}
+
 // Also with what else is kept in fewer bits.
 TEST(PrecisionFused, ActivationsAreWhatTheFormulaSays) {
     for (const char* recipe : {"tensor", "te", "row", "deepseek"})

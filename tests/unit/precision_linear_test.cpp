@@ -2,8 +2,9 @@
 // group, computed here in float64.
 #include <gtest/gtest.h>
 
+#include "08_mixed_precision/2_plain_fp8_linear.h"
+#include "08_mixed_precision/7_fp8_head.h"
 #include "core/device.h"
-#include "08_mixed_precision/fp8_head.h"
 #include "tests/test_util.h"
 
 namespace ultrascale {
@@ -178,6 +179,29 @@ TEST(PrecisionLinear, InputsKeptIn8BitsGiveTheSameGradients) {
         saved.for_each([&](const std::string&, const Tensor& t) { bytes += t.bytes(); });
         const int64_t scales = products == Products::tile ? h : products == Products::row ? h : 1;
         EXPECT_EQ(bytes, N * h + 4 * scales);
+    }
+}
+
+// The general linear with one measured scale a tensor does what the plain one does, bit by bit.
+TEST(PrecisionLinear, OneScaleATensorIsThePlainLinear) {
+    for (const bool keeps : {false, true}) {
+        Setting general(Products::tensor, DType::e5m2, keeps),
+            plain(Products::tensor, DType::e5m2, keeps);
+        PlainFp8Linear linear(plain.linear->parameters());
+        plain.parameters.begin_gradients(2);
+        Context context;
+        Setting::Results got;
+        for (int micro_batch = 0; micro_batch < 2; ++micro_batch) {
+            Saved saved;
+            got.y = to_double(linear.forward(plain.x, saved, context, plain.residual));
+            EXPECT_EQ(saved.get("x").data(), plain.x.data());
+            got.dx = to_double(linear.backward(plain.dy, saved, context, WeightGradient::now));
+        }
+        got.dw = to_double(plain.parameters.flat_grads());
+        const Setting::Results want = general.run(2);
+        EXPECT_EQ(got.y, want.y);
+        EXPECT_EQ(got.dx, want.dx);
+        EXPECT_EQ(got.dw, want.dw);
     }
 }
 

@@ -2,9 +2,9 @@
 // scales.
 #include <gtest/gtest.h>
 
-#include "08_mixed_precision/loss_scale.h"
-#include "08_mixed_precision/scaling.h"
-#include "08_mixed_precision/storage.h"
+#include "08_mixed_precision/4_loss_scale.h"
+#include "08_mixed_precision/5_delayed_scales.h"
+#include "08_mixed_precision/8_storage.h"
 
 namespace ultrascale {
 using namespace ultrascale::mixed_precision;

@@ -4,7 +4,7 @@
 
 #include <regex>
 
-#include "09_5d_parallel/options.h"
+#include "09_5d_parallel/lab/options.h"
 
 namespace ultrascale {
 using namespace ultrascale::context_parallel;
@@ -35,7 +35,7 @@ int64_t recommended(const std::string& error, const std::string& before) {
 Techniques techniques(int tp, int cp, bool sequence_parallel, const std::string& layout) {
     Techniques t;
     t.axes.tp = tp, t.axes.cp = cp;
-    t.complete(tp * cp, layout);
+    complete(t, tp * cp, layout);
     t.tensor.sequence_parallel = sequence_parallel && tp > 1;
     return t;
 }

@@ -4,18 +4,10 @@
 
 #include "activations.h"
 #include "core/memory.h"
+#include "model/step_shape.h"
 #include "prediction.h"
 
 namespace ultrascale {
-
-// A model and its micro-batch, as given by the options: `seq` is the whole sequence, even if a rank
-// has only a part of it.
-struct StepShape {
-    LlamaConfig config;
-    ModelOptions model;
-    DType grad_dtype = DType::fp32;
-    int64_t micro_batch, seq;
-};
 
 // The sizes on a device that holds the whole model and computes all tokens, from which techniques
 // start.

@@ -1,0 +1,255 @@
+// Recipes: in which format each of a parameter's tensors is kept. The playbook's table, as data.
+//
+//     weights       what forward and backward read
+//     master        what the update adds to; none: the weights themselves
+//     accumulated   what micro-batches add their gradients to; none: the gradients
+//     gradients     what ranks sum and the optimizer reads; none: the accumulated ones
+//     m, v          Adam's moments
+//
+//                  weights  master  accumulated  gradients  m     v       bytes   the book's
+//     bf16         bf16     fp32    -            bf16       fp32  fp32    16      16
+//     bf16-fp32    bf16     fp32    fp32         -          fp32  fp32    18      20
+//     te           fp32     -       -            fp32       fp32  fp32    16      16
+//     fp8-lm       e4m3     fp16    fp16         e4m3       e4m3  fp16     9       9 (its paper: 6)
+//     deepseek     e4m3     fp32    fp32         bf16       bf16  bf16    15      15
+//     nanotron     e4m3     bf16    fp32         e4m3       e4m3  e4m3    10      10
+//
+// Our products add in place, so bf16-fp32 needs no gradients in bf16 beside those in fp32. The 6
+// bytes of FP8-LM's paper are master weights 2, gradients 1, m 1 and v 2: without the weights in
+// e4m3 (1) and the accumulated gradients (2).
+//
+// Only the linears of the layers multiply in fp8. Embedding, norms and head are read by operations
+// that know no fp8: their weights, and gradients where the table says fp8, are bf16
+// (rest_recipe()); so are FP8-LM's sums of gradients there.
+// Every tensor in fp8, and master weights or moments in fp16, have a scale, which the bytes above
+// leave out; 8_storage.h counts it.
+//
+// bf16 and fp16: Micikevicius et al. 2018 (arXiv 1710.03740). Transformer Engine: NVIDIA's
+// documentation. FP8-LM: Peng et al. 2023 (arXiv 2310.18313), level O3. DeepSeek-V3: arXiv
+// 2412.19437. nanotron: its FP8 branch, as the playbook describes it.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "core/tensor.h"
+
+namespace ultrascale::mixed_precision {
+
+// What the linears' products multiply: the activations' dtype; or fp8 with scales of the whole
+// tensor, measured (tensor) or from earlier steps (delayed); of each row; of tiles and blocks.
+enum class Products { plain, tensor, delayed, row, tile };
+
+struct Recipe {
+    std::string name;
+    DType activations = DType::fp32;  // of all operations besides fp8 products
+    Products products = Products::plain;
+    DType weights = DType::fp32;
+    std::optional<DType> master, accumulated, gradients;
+    DType m = DType::fp32, v = DType::fp32;
+    // Its gradients are too small for fp16, so the loss is multiplied (4_loss_scale.h).
+    bool loss_scale = false;
+    bool stochastic = false;  // the update rounds stochastically (8_stochastic_rounding.h)
+    double book_bytes = 0;    // a parameter, in the playbook's table; 0: not there
+    bool plain = false;       // its linears are 2_plain_fp8_linear.h's, with nothing around them
+
+    bool fp8() const { return products != Products::plain; }
+    // What the micro-batches add to.
+    DType sum() const { return accumulated ? *accumulated : *gradients; }
+    // What the optimizer reads.
+    DType read() const { return gradients ? *gradients : *accumulated; }
+    // For parameters of other operations than fp8 products.
+    Recipe rest_recipe() const;
+};
+
+inline bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
+
+inline Recipe Recipe::rest_recipe() const {
+    Recipe rest = *this;
+    rest.products = Products::plain;
+    rest.weights = activations;
+    if (!master && weights == DType::fp32 && activations != DType::fp32) rest.master = DType::fp32;
+    if (gradients && is_fp8(*gradients)) rest.gradients = activations;
+    // An operation on bf16 adds to gradients in bf16 or fp32.
+    if (accumulated == DType::fp16 && activations == DType::bf16) rest.accumulated.reset();
+    return rest;
+}
+
+// Bytes a parameter of a linear, without scales.
+inline int64_t bytes_per_parameter(const Recipe& r) {
+    int64_t bytes = dtype_bytes(r.weights) + dtype_bytes(r.m) + dtype_bytes(r.v);
+    for (const auto& tensor : {r.master, r.accumulated, r.gradients})
+        if (tensor) bytes += dtype_bytes(*tensor);
+    return bytes;
+}
+
+// All that --recipe knows. The first four multiply without fp8; "row" is torchao's rowwise recipe;
+// "plain-fp8" computes the bits of "tensor".
+inline const std::vector<Recipe>& all_recipes() {
+    using enum DType;
+    static const std::vector<Recipe> recipes = {{.name = "fp32",
+                                                 .activations = fp32,
+                                                 .weights = fp32,
+                                                 .gradients = fp32,
+                                                 .m = fp32,
+                                                 .v = fp32},
+                                                {.name = "fp16",
+                                                 .activations = fp16,
+                                                 .weights = fp16,
+                                                 .master = fp32,
+                                                 .accumulated = fp32,
+                                                 .m = fp32,
+                                                 .v = fp32,
+                                                 .loss_scale = true},
+                                                {.name = "bf16",
+                                                 .activations = bf16,
+                                                 .weights = bf16,
+                                                 .master = fp32,
+                                                 .gradients = bf16,
+                                                 .m = fp32,
+                                                 .v = fp32,
+                                                 .book_bytes = 16},
+                                                {.name = "bf16-fp32",
+                                                 .activations = bf16,
+                                                 .weights = bf16,
+                                                 .master = fp32,
+                                                 .accumulated = fp32,
+                                                 .m = fp32,
+                                                 .v = fp32,
+                                                 .book_bytes = 20},
+                                                {.name = "te",
+                                                 .activations = bf16,
+                                                 .products = Products::delayed,
+                                                 .weights = fp32,
+                                                 .gradients = fp32,
+                                                 .m = fp32,
+                                                 .v = fp32,
+                                                 .book_bytes = 16},
+                                                {.name = "fp8-lm",
+                                                 .activations = bf16,
+                                                 .products = Products::tensor,
+                                                 .weights = e4m3,
+                                                 .master = fp16,
+                                                 .accumulated = fp16,
+                                                 .gradients = e4m3,
+                                                 .m = e4m3,
+                                                 .v = fp16,
+                                                 .loss_scale = true,
+                                                 .book_bytes = 9},
+                                                {.name = "deepseek",
+                                                 .activations = bf16,
+                                                 .products = Products::tile,
+                                                 .weights = e4m3,
+                                                 .master = fp32,
+                                                 .accumulated = fp32,
+                                                 .gradients = bf16,
+                                                 .m = bf16,
+                                                 .v = bf16,
+                                                 .book_bytes = 15},
+                                                {.name = "nanotron",
+                                                 .activations = bf16,
+                                                 .products = Products::tensor,
+                                                 .weights = e4m3,
+                                                 .master = bf16,
+                                                 .accumulated = fp32,
+                                                 .gradients = e4m3,
+                                                 .m = e4m3,
+                                                 .v = e4m3,
+                                                 .book_bytes = 10},
+                                                {.name = "plain-fp8",
+                                                 .activations = bf16,
+                                                 .products = Products::tensor,
+                                                 .weights = bf16,
+                                                 .master = fp32,
+                                                 .gradients = bf16,
+                                                 .m = fp32,
+                                                 .v = fp32,
+                                                 .plain = true},
+                                                {.name = "tensor",
+                                                 .activations = bf16,
+                                                 .products = Products::tensor,
+                                                 .weights = bf16,
+                                                 .master = fp32,
+                                                 .gradients = bf16,
+                                                 .m = fp32,
+                                                 .v = fp32},
+                                                {.name = "row",
+                                                 .activations = bf16,
+                                                 .products = Products::row,
+                                                 .weights = bf16,
+                                                 .master = fp32,
+                                                 .gradients = bf16,
+                                                 .m = fp32,
+                                                 .v = fp32}};
+    return recipes;
+}
+
+// nullptr: there is none of this name.
+inline const Recipe* find_recipe(const std::string& name) {
+    for (const Recipe& recipe : all_recipes())
+        if (recipe.name == name) return &recipe;
+    return nullptr;
+}
+
+// Whether a recipe only says how products are made.
+inline bool is_of_products(const Recipe& r) {
+    return r.weights == r.activations && !r.loss_scale && r.m == DType::fp32 &&
+           r.v == DType::fp32 && !r.plain;
+}
+// A recipe whose weights and states are those of --dtype, so that others may shard them: it only
+// says how products are made. UserError if there is none of this name, or if it says more.
+inline const Recipe& recipe_of_products(const std::string& name) {
+    const Recipe* found = find_recipe(name);
+    if (!found) {
+        std::string names;
+        for (const Recipe& r : all_recipes())
+            if (is_of_products(r)) names += (names.empty() ? "" : ", ") + r.name;
+        user_error("--recipe {}: there is no such recipe; there are {}", name, names);
+    }
+    if (found->plain)
+        user_error("--recipe {}: only 08_mixed_precision has it; tensor computes the same bits",
+                   name);
+    if (!is_of_products(*found))
+        user_error(
+            "--recipe {}: 08_mixed_precision keeps its weights and states in formats that shards "
+            "do not have here; tensor and row multiply in fp8",
+            name);
+    return *found;
+}
+// UserError if matrices with sides of these sizes cannot be multiplied in fp8.
+inline void check_sizes(const Recipe& recipe, std::initializer_list<int64_t> sizes) {
+    for (const int64_t size : sizes)
+        if (size % 16 != 0)
+            user_error(
+                "--recipe {}: a rank's products in fp8 have {} rows or columns, which must be a "
+                "multiple of 16",
+                recipe.name, size);
+}
+
+// With what a training's states are in the formats of a recipe: "fp16 --without master".
+inline std::string formats_of_states(const Recipe& r) {
+    return r.name + (find_recipe(r.name)->master && !r.master ? " --without master" : "");
+}
+
+// The tricks that --without leaves out, each of which mixed precision rests on.
+//   master        the weights in 16 bits are updated themselves
+//   scaling       the loss is not scaled
+//   accumulation  gradients are added up in 16 bits
+// Returns false if the recipe does not use the trick.
+inline bool leave_out(Recipe& recipe, const std::string& trick) {
+    if (trick == "master" && recipe.master && !is_fp8(recipe.weights)) {
+        recipe.master.reset();
+    } else if (trick == "scaling" && recipe.loss_scale) {
+        recipe.loss_scale = false;
+    } else if (trick == "accumulation" && recipe.accumulated && !recipe.fp8()) {
+        recipe.accumulated.reset(), recipe.gradients = recipe.activations;
+    } else {
+        return false;
+    }
+    recipe.book_bytes = 0;  // the table has it with all tricks
+    return true;
+}
+
+}  // namespace ultrascale::mixed_precision

@@ -1,0 +1,98 @@
+// How a linear rounds one of its matrices, x, W or dy, at each step. Beside the plain linear's
+// one current scale there are remembered ones (5_delayed_scales.h) and those of parts of a matrix
+// (5_tiles.h), and both orientations of a matrix are written by one pass where both are needed.
+//
+// A current scale of the whole tensor is measured once a step: who rounds the tensor again passes
+// the scale that is `known`, and so reads it once instead of twice.
+#pragma once
+
+#include "5_delayed_scales.h"
+#include "5_tiles.h"
+#include "precision_options.h"
+
+namespace ultrascale::mixed_precision {
+
+// What a model's linears share.
+struct Fp8Shared {
+    explicit Fp8Shared(const PrecisionOptions& options)
+        : options(options), histories(options.history, options.margin) {}
+    virtual ~Fp8Shared() = default;
+    const PrecisionOptions options;
+    AmaxHistories histories;
+    bool observes = true;  // false in validation, whose magnitudes are no part of the history
+
+    Products products() const { return options.recipe.products; }
+    ops::ScaleGroup tokens() const { return group_of_tokens(products()); }
+    ops::ScaleGroup weights() const { return group_of_weights(products()); }
+    bool delayed() const { return products() == Products::delayed; }
+    // Whether x transposed is the same numbers, and not rounded with scales of its own.
+    bool one_scale() const { return tokens() == ops::ScaleGroup::tensor; }
+    // Whether that scale is measured (and then not again in the same step), or remembered.
+    bool measures_once() const { return one_scale() && !delayed(); }
+
+    // y = x W^T (+ residual)
+    virtual void multiply(Tensor y, const ops::Quantised& x, const ops::Quantised& w,
+                          const Tensor& residual) {
+        ops::matmul_fp8(y, x, w, {tokens(), weights(), options.fast_forward()}, residual);
+    }
+};
+
+// Both orientations of a matrix; one may be empty.
+struct RowsAndColumns {
+    ops::Quantised rows, columns;
+};
+
+class Rounding {
+public:
+    // `group`: what has a scale of its own.
+    Rounding(Fp8Shared& shared, DType dtype, ops::ScaleGroup group)
+        : shared_(shared), dtype_(dtype), group_(group) {
+        if (shared.delayed()) history_ = shared.histories.add(dtype);
+    }
+
+    struct Wanted {
+        bool rows = true, columns = false;
+        bool observes = true;  // this is the use of the step that its amax is taken from
+        Memory columns_are = Memory::workspace;
+        Tensor known = {};  // the scale, where it has been measured
+    };
+    RowsAndColumns both(const Tensor& x, const Wanted& wanted) const {
+        RowsAndColumns result;
+        if (wanted.rows) result.rows = empty(x.rows(), x.cols(), Memory::workspace, wanted.known);
+        if (wanted.columns)
+            result.columns = empty(x.cols(), x.rows(), wanted.columns_are, wanted.known);
+        ops::quantise(result.rows, result.columns, x, scaling(wanted.known),
+                      wanted.observes ? amax() : Tensor());
+        return result;
+    }
+    ops::Quantised rows(const Tensor& x, bool observes = true) const {
+        return both(x, {.observes = observes}).rows;
+    }
+    ops::Quantised columns(const Tensor& x, const Tensor& known = {}) const {
+        return both(x, {.rows = false, .columns = true, .observes = false, .known = known}).columns;
+    }
+
+    // ---- for whoever rounds by itself ----
+    ops::Scaling scaling(const Tensor& known = {}) const {
+        return {.group = group_,
+                .powers_of_two = shared_.options.powers_of_two,
+                .given = known || (shared_.delayed() && !shared_.histories.is_empty())};
+    }
+    // Room for such a matrix, with the scale that is known or remembered where there is one.
+    ops::Quantised empty(int64_t r, int64_t c, Memory category, const Tensor& known = {}) const {
+        if (!scaling(known).given) return ops::empty_quantised(r, c, dtype_, group_, category);
+        return {Tensor::empty({r, c}, dtype_, category),
+                known ? known : shared_.histories.scale(history_)};
+    }
+    // Where its largest magnitude is left; empty if nobody asks.
+    Tensor amax() const { return shared_.delayed() ? shared_.histories.amax(history_) : Tensor(); }
+    DType dtype() const { return dtype_; }
+
+private:
+    Fp8Shared& shared_;
+    DType dtype_;
+    ops::ScaleGroup group_;
+    size_t history_ = 0;
+};
+
+}  // namespace ultrascale::mixed_precision

@@ -1,0 +1,66 @@
+// Documents whose sequences are cut (04_context_parallel/3_documents.h): the data decide what
+// travels round the ring, and what a rank holds meanwhile. So each step's micro-batches are
+// watched, and a run's predictions follow from the plans of its batches.
+#pragma once
+
+#include "04_context_parallel/lab/document_counts.h"
+#include "predict.h"
+
+namespace ultrascale::five_d {
+
+class WatchedDocuments : public Hooks {
+public:
+    explicit WatchedDocuments(Composition& all) : all_(all) {}
+    WatchedDocuments(const WatchedDocuments&) = delete;
+
+    // A micro-batch's first pass on this rank: what attention will hold, and what its layers send.
+    void before(const Unit&, Pass pass, const Context& context) override {
+        const int m = context.micro_batch;
+        if (pass != Pass::forward || !context.batch.whole || !all_.context.has_ring() ||
+            memory_.contains(m))
+            return;
+        const RingPlan& plan = all_.context.plan_of(context.batch).plan;
+        const int rank = all_.context.ring_rank();
+        const ContextOptions& options = all_.context.options();
+        memory_[m] = attention_memory(all_.local_heads_shape, options, plan, rank);
+        layer_traffic_[m] = ring_of_layer(all_.local_heads_shape, options, plan, rank);
+    }
+    void end_step() {
+        if (memory_.empty()) return;
+        for (const Action& action : all_.schedule.actions[size_t(all_.pp().rank())]) {
+            const Stage& stage = all_.stages[size_t(all_.own.stage(action.chunk))];
+            if (action.kind == ActionKind::forward)
+                ring_ += layer_traffic_.at(action.micro_batch)
+                             .times(stage.last_layer - stage.first_layer);
+        }
+        if (!all_.experts)  // else their rows count, too (ExpertRun)
+            activations_ = std::max(activations_, peak_activations(all_, {}, memory_));
+        buffers_ = std::max(buffers_, peak_buffers(all_, memory_));
+        memory_.clear(), layer_traffic_.clear();
+    }
+    // Of the step's micro-batches that have begun on this rank.
+    const DocumentMemory& memory() const { return memory_; }
+    // Counts anew what is sent.
+    void clear() { ring_ = {}; }
+
+    // Puts what was seen in the place of what the ring would send and hold without documents.
+    // `run_prediction`: the prediction for all steps.
+    void correct(Prediction& run_prediction) const {
+        if (buffers_ < 0) return;
+        run_prediction.communication
+            .groups[ring_group(all_.context.options())][size_t(Collective::send_recv)] = ring_;
+        if (!all_.experts) run_prediction.memory.peak_activations = whole_bytes(activations_);
+        run_prediction.memory.peak_communication +=
+            buffers_ - peak_buffers(all_);  // without documents
+    }
+
+private:
+    Composition& all_;
+    DocumentMemory memory_;
+    std::map<int, PredictedCommunication::Kind> layer_traffic_;  // of the step's micro-batches
+    PredictedCommunication::Kind ring_;
+    double activations_ = 0;
+    int64_t buffers_ = -1;
+};
+
+}  // namespace ultrascale::five_d
