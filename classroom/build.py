@@ -88,8 +88,8 @@ class Tree:
         folders = {str(pathlib.Path(file).parent) for file in replaced}
         shutil.rmtree(self.links, ignore_errors=True)
         for folder in sorted(folders):
-            # A chapter's folders include each other, as "../kernel.h" in 07, "lab/options.h" or
-            # "../2_schedules/zbv.h" in 05: all of them are mirrored.
+            # A chapter's folders include each other, such as "../kernel.h" in 07, "lab/options.h"
+            # or "../2_schedules/zbv.h" in 05, so all of them are mirrored.
             here = pathlib.Path(folder)
             top = here if here.parts[:1] == ("common",) else pathlib.Path(*here.parts[:1])
             below = [p.relative_to(ROOT) for p in (ROOT / top).rglob("*") if p.is_dir()]
@@ -205,7 +205,7 @@ class Tree:
                                  else done.stderr)
         return program
 
-    # ---- what exercises run ----------------------------------------------------------------------
+    # ---- programs for exercises ------------------------------------------------------------------
     def where(self):
         return shared_object(self.settings, "classroom/where.cpp")
 
@@ -219,7 +219,8 @@ class Tree:
         own = [f for f in [*self.replaced, *self.also] if f.endswith(".cu")]
         others = [thing for thing in self.settings.kernel_objects
                   if re.sub(r"^build/cpu/obj/", "", thing).removesuffix(".o") + ".cu" not in own]
-        # In front: of an inline function that both have, the linker takes the first one.
+        # They come first: if two objects have the same inline function, the linker takes the first
+        # one.
         return self.link(chapter, [self.where(), *map(self.compile, own), *others],
                          ["-lboost_context"])
 

@@ -16,7 +16,7 @@ from lines import Line, at, counted, failure, number
 from places import Wrong
 
 MIB = 2**20
-LOSS = 1e-4  # by which a loss may differ from the reference's, as sums may have another order
+LOSS = 1e-4  # largest difference of a loss from the reference's: sums may have another order
 one_at_a_time = threading.Lock()  # proof.py grades several at a time; references are shared
 
 
@@ -34,7 +34,7 @@ class Grader:
         self.isolated = isolated
         self.name = name
         if exercise.kind == "bug" and not (build.BUILT / neutral(name, text)).exists():
-            shutil.rmtree(build.BUILT / name, ignore_errors=True)  # of another text
+            shutil.rmtree(build.BUILT / name, ignore_errors=True)  # built from another text
         self.tree = build.Tree(settings, neutral(name, text) if exercise.kind == "bug" else name,
                                {exercise.source: text} if exercise.source else {},
                                exercise.data.get("compile", ()))
@@ -71,7 +71,7 @@ class Grader:
             if (wrong := outcome.sentence()) or not data["summary"]:
                 wrong = wrong or outcome.own_words() or "It ends before its report."
                 lines.append(Line(self.on("it runs to its end", ranks), False, said=wrong))
-                break  # what does not end would not end on more ranks either
+                break  # a run that does not end would not end on more ranks either
             known = self.reference_results(chapter, spec, ranks)
             lines += self.compared(spec, ranks, data, known, outcome)
             if self.until_wrong and not all(line.ok for line in lines):

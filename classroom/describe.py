@@ -52,7 +52,7 @@ class Exercise:
     def points(self):
         return sum(part["points"] for part in [*self.checks, *self.numbers])
 
-    # ---- the solution, and what is left of the file without it ----------------------------------
+    # ---- the solution, and the file without it --------------------------------------------------
     @functools.cached_property
     def region(self):
         return regions.Region((ROOT / self.source).read_text(encoding="utf-8"), self.id,

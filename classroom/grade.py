@@ -26,7 +26,7 @@ import submissions
 from places import ROOT, Wrong
 
 EXERCISES = ROOT / "exercises"
-MOST_BYTES = 2**20  # of a student's file
+MOST_BYTES = 2**20  # the largest file that a student may submit
 
 
 # ---- grading one file ----------------------------------------------------------------------------
@@ -286,5 +286,5 @@ if __name__ == "__main__":
     except Wrong as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except (KeyboardInterrupt, BrokenPipeError):  # as of make solutions | head
+    except (KeyboardInterrupt, BrokenPipeError):  # for example of make solutions | head
         sys.exit(130)

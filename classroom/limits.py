@@ -18,17 +18,17 @@ from places import ROOT
 sys.path.insert(0, str(ROOT / "tests"))
 import processes  # noqa: E402
 
-SECONDS = 10  # for a run; most take one. On a busy machine up to four times as long:
-BUSY = 0.6  # until it has had this share of the processors for so many seconds
+SECONDS = 10  # limit of a run; most take one. On a busy machine up to four times as long:
+BUSY = 0.6  # unless by then it has had this share of the processors for that many seconds
 PEER = 4  # the exit code of a rank that has lost another one
-GIBIBYTES = 3  # of addresses, for a process: MPI reserves more than it uses
+GIBIBYTES = 3  # limit of a process's addresses: MPI reserves more than it uses
 SIGNALS = {signal.SIGSEGV: "an address outside of what it holds (segmentation fault)",
            signal.SIGFPE: "an integer divided by zero (SIGFPE)",
            signal.SIGBUS: "an address that does not exist (bus error)",
            signal.SIGILL: "an instruction that this processor does not have",
            signal.SIGABRT: "it was aborted"}
-# What a rank is in while it waits for others (a call that only begins to send is none of these),
-# and what says nothing about where it is.
+# Calls in which a rank waits for others (a call that only begins to send is not among them), and
+# names that do not tell where a rank is.
 WAITS = re.compile(r"\b(Work|Exchange|Event|Stream|Pending)::(wait|synchronize|arrived|done)"
                    r"|^(MPI_|PMPI_)|wait_asleep")
 NOISE = re.compile(r"^(std::|__|_|MPI|PMPI|ompi|opal|gomp|GOMP|say_where|sched_yield|testing::"
@@ -158,7 +158,7 @@ def run(command, ranks, seconds=SECONDS, isolated=False, watched=True):
                 time.sleep(0.5)
         said.seek(0)
         text = said.read(2**21)
-        said.seek(max(said.tell(), said.seek(0, os.SEEK_END) - 2**21))  # who says much: both ends
+        said.seek(max(said.tell(), said.seek(0, os.SEEK_END) - 2**21))  # a long output: both ends
         text = (text + said.read()).decode("utf-8", "replace")
     return Outcome(started.launcher.returncode, text, time.monotonic() - begin, ranks,
                    timed_out=code is None,

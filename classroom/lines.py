@@ -41,7 +41,7 @@ def at(data, path):
     return data
 
 
-# What GoogleTest prints of EXPECT_EQ, and of EXPECT_LT and its like.
+# GoogleTest's messages for EXPECT_EQ, and for EXPECT_LT and similar macros.
 EQUAL = re.compile(r"Expected equality of these values:\n  (.+)\n(?:    Which is: (.+)\n)?"
                    r"  (.+)\n(?:    Which is: (.+)\n)?")
 ORDERED = re.compile(r"Expected: \((.+)\) ([<>]=?|!=) \((.+)\), actual: (.+) vs (.+)\n")
@@ -80,7 +80,7 @@ def failure(text, failed):
         words += f" (With {where[1]}.)"
     if re.search(r"\b-?nan\b", words):
         words += " There is a NaN."
-    elif re.search(r"relative_error\(.*\) is inf\b", words):  # what that function makes of a NaN
+    elif re.search(r"relative_error\(.*\) is inf\b", words):  # the result for a NaN
         words += " There is a NaN or an infinity."
     return f"{failed[0] if failed else 'On another rank a test'} fails at {found[1]}: {words}"
 

@@ -75,7 +75,7 @@ def prove(settings, words, graded):
         start = time.monotonic()
         try:
             result = graded(settings, e, text, name, until_wrong=True)
-        except Exception as error:  # what breaks in one must not end the others
+        except Exception as error:  # an error in one must not end the others
             return case, False, f"{type(error).__name__}: {error}", time.monotonic() - start
         finally:
             shutil.rmtree(build.BUILT / name, ignore_errors=True)

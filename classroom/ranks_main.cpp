@@ -1,5 +1,5 @@
 // main() of graded tests that run on several ranks. Every rank runs every test; ranks other than 0
-// print only what fails.
+// print only failures.
 #include <gtest/gtest.h>
 
 #include "comm/comm.h"

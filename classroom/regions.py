@@ -14,7 +14,7 @@ from places import ROOT, Wrong
 
 MARKER = re.compile(r"^(\s*)// exercise (\d\d\.\w+) (begin|end)(?:: (.*))?$")
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
-# Comments and raw strings first: what looks like code in them is none.
+# Comments and raw strings come first: code inside them is not code.
 TOKEN = re.compile(r'(?P<comment>//[^\n]*|/\*.*?\*/)|R"(?P<raw>[^(\s]*)\(.*?\)(?P=raw)"'
                    r"|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)+'|[A-Za-z_]\w*"
                    r"|\.?\d(?:'?[\w.]|(?<=[eEpP])[+-])*|\S", re.DOTALL)
@@ -121,7 +121,7 @@ def replaced_somewhere(folders, old, new, what):
     return found[0]
 
 
-# ---- what a student may write --------------------------------------------------------------------
+# ---- the code that a student may write -----------------------------------------------------------
 def refusal(part, first_line):
     """Why this is no part of a function or file, in a sentence; None if it is one. The part could
     otherwise end the function that it is in, or redefine the words that check it."""

@@ -29,7 +29,7 @@ def write(path, grades):
                       ("{{data}}", text)):
         before, after = page.split(mark)
         page = before + put + after
-    path = ROOT / path  # what is absolute stays so
+    path = ROOT / path  # an absolute path stays as it is
     path.write_text(page, encoding="utf-8")
     print(f"page written to {path} (open it in a browser)")
 

@@ -1,12 +1,12 @@
-// Linked into every program that is graded: says where a rank is. On SIGUSR1, which the grader
-// sends when a program runs for too long, and when it crashes, a rank prints the names of the
+// Linked into every program that is graded, to report where a rank is. When a rank crashes, or gets
+// SIGUSR1, which the grader sends if a program runs for too long, it prints the names of the
 // functions that its main thread is in, innermost first:
 //
 //     [classroom] 1234: signal 10: ops::add < ring_all_reduce < main
 //
-// And it is the program's main(): it calls the real one, and when that has returned prints a word
-// that the grader has chosen for this run. So a program that ends before, as by exit(0) after
-// results of its own, is told from one that has run to its end.
+// It also replaces the program's main(): it calls the real one and, when that has returned, prints
+// a word that the grader has chosen for this run. So a program that ends early, for example by
+// exit(0) after printing results of its own, can be told from one that has run to its end.
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -18,7 +18,8 @@
 
 namespace {
 
-// A name without its namespaces' and arguments' noise. Allocates: the process ends after it.
+// Returns a name without the clutter of namespaces and arguments. It allocates; the process ends
+// afterwards.
 std::string name_at(void* address) {
     Dl_info info = {};
     if (dladdr(address, &info) == 0 || info.dli_sname == nullptr) return "";
@@ -53,7 +54,7 @@ std::string word_of_this_run() {
 
 const bool installed = [] {
     void* frames[1];
-    backtrace(frames, 1);  // loads what it needs now, not in a handler
+    backtrace(frames, 1);  // loads its library now, not in a handler
     for (const int which : {SIGUSR1, SIGSEGV, SIGFPE, SIGBUS, SIGILL}) {
         struct sigaction action = {};
         action.sa_handler = say_where;

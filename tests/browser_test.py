@@ -41,7 +41,7 @@ class BrowserTest(unittest.TestCase):
         self.assertEqual(len(self.window.errors), 1)
         self.assertIn("no such figure", self.window.errors[0])
         self.assertEqual(self.window.run("document.querySelector('p').innerText"), "words")
-        # What does not work because of it says so.
+        # A later error that this one causes names it.
         with self.assertRaisesRegex(RuntimeError, "(?s)data is not defined.*no such figure"):
             self.window.run("data.length")
 

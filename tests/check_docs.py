@@ -79,7 +79,7 @@ class Checker:
         self.built = built
         self.faults = []  # (file, line, message)
         self.not_built = set()
-        self.known_options = {}  # of a chapter: (options, values of some); None if it is not built
+        self.known_options = {}  # by chapter: (options, values of some), or None if it is not built
         makefile = self.root / "Makefile"
         self.makefile = makefile.read_text() if makefile.exists() else ""
         self.chapters = sorted(path.name for path in self.root.iterdir()

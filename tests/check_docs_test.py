@@ -54,7 +54,7 @@ class CheckDocsTest(unittest.TestCase):
     def command(self, command, expected):
         self.one_fault(f"```sh\n{command}\n```\n", "2: " + expected)
 
-    # ---- what is right ---------------------------------------------------------------------------
+    # ---- documents without faults ----------------------------------------------------------------
     def test_right_documents_have_no_faults(self):
         self.write("picture.svg", "<svg/>")
         self.assertEqual(self.faults("""# Title

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# `make demo`: runs each chapter's techniques on real text and prints one row a run.
+# `make demo`: runs each chapter's techniques on real text and prints one row per run.
 # Usage: tests/demo.sh BUILD "MPIRUN FLAGS"
-# The figures come from the summaries that --json writes; a run whose result differs from one
+# The figures come from the summaries that --json writes. A run whose result differs from one
 # device's stops the demo.
 set -euo pipefail
 build=$1 mpirun=$2
@@ -36,7 +36,7 @@ row() {
         "$(mib "$predicted")" "$(mib "$measured")" "$(mib "$bytes")" "$rate"
 }
 
-# Columns: 100 characters at most.
+# The columns take at most 100 characters.
 format='%-19s %-27s %5s  %-8s %18s %8s %8s\n'
 printf "$format" chapter technique ranks "equal to" "MiB per rank" "MiB sent" tokens/s
 printf "$format" "" "" "" "1 device" "predicted/measured" "per step" "in all"

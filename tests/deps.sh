@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs those of the Debian packages named as arguments that are missing: as root with apt;
+# Installs those of the Debian packages named as arguments that are missing. As root it uses apt;
 # without root it downloads them and their dependencies and unpacks everything under .deps/, where
 # the Makefile looks.
 set -euo pipefail

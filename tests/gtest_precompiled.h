@@ -1,4 +1,4 @@
-// For tests, what common/core/precompiled.h is for all sources.
+// The tests' precompiled header, as common/core/precompiled.h is for all sources.
 #include <gtest/gtest.h>
 
 #include "core/precompiled.h"

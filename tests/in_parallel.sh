@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs a GoogleTest program's tests N at a time, each in its own process; the next test starts as
-# soon as one has finished, so that long tests hold up no others. Prints their outputs at the
-# end, also if it is stopped early (timeout): they show what has run, and how far each process came.
+# Runs a GoogleTest program's tests N at a time, each in its own process. The next test starts as
+# soon as one has finished, so that long tests do not delay the others. Prints their outputs at the
+# end, even if it is stopped early (timeout): they show which tests have run, and how far each
+# process came.
 # Usage: tests/in_parallel.sh N PROGRAM ARGUMENTS...
 set -u
 count=$1

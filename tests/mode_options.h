@@ -1,7 +1,7 @@
 // Every option of 09_5d_parallel with a value that is not its default, and the options without
-// which it would have no effect. Two tests go through all of them in each mode of the program: what
-// a mode does not read is refused (unit/mode_options_test.cpp), and what it reads changes what it
-// prints (chapters/modes_test.cpp, chapters/long_modes_test.cpp).
+// which it would have no effect. Two tests try all of them in each mode of the program: a mode
+// refuses the options that it does not read (unit/mode_options_test.cpp), and those that it reads
+// change its output (chapters/modes_test.cpp, chapters/long_modes_test.cpp).
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 namespace ultrascale::test {
 
 struct OneOfAll {
-    std::string name, value;  // no value: a flag
-    std::string with;         // what else it needs
+    std::string name, value;  // a flag has no value
+    std::string with;         // other options that it needs
 };
 
 inline const std::vector<OneOfAll>& all_options() {
@@ -132,7 +132,7 @@ inline const std::vector<OneOfAll>& all_options() {
     return all;
 }
 
-// A mode, and the options that it reads; or, where a run's are read, the options that it ignores.
+// A mode and the options that it reads; or, if it reads a run's options, those that it ignores.
 struct ModeOptions {
     std::string mode, value;
     std::vector<std::string> reads, ignores;
@@ -205,7 +205,7 @@ inline const std::vector<ModeOptions>& all_modes() {
          {"--dtype", "--recipe", "--node-size", "--inter-gbps", "--copy-engines",
           "--device-memory"},
          {}},
-        // These say what they would do in a run, or are one.
+        // These modes say what they would do in a run, or are a run.
         {"--estimate", "", {}, {"--document-token", "--gather-overlap",
                                 "--merge",          "--router",
                                 "--renormalise",    "--scaling",

@@ -35,7 +35,7 @@ import describe  # noqa: E402  (found through the line above)
 import processes  # noqa: E402
 
 RANDOM = 50
-LIMIT = 150  # seconds of a program
+LIMIT = 150  # seconds, for a program
 ENOUGH = 3  # failed tests
 NO_MUTANT = "without a mutant"
 SWAPS = [(" + ", " - "), (" - ", " + "), (" * ", " / "), (" / ", " * "), (" < ", " <= "),

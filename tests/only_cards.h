@@ -1,4 +1,4 @@
-// A device that takes no time for anything, but whose cards send a byte a second: of such a one the
+// A device that takes no time for anything, but whose cards send one byte per second. So the
 // planner's seconds are the bytes over the card of the rank that sends most.
 #pragma once
 

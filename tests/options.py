@@ -51,7 +51,7 @@ def for_error_message(table):
         return '"' + textwrap.fill(text, 90, break_on_hyphens=False).replace("\n", ' "\n "') + '"'
     text = "// Written by `make options`: options, and the chapters that have them.\n"
     for owners, options in table:
-        if list(owners) != CHAPTERS:  # what all have is expected everywhere
+        if list(owners) != CHAPTERS:  # options that all chapters have are expected everywhere
             who = "every chapter that trains" if list(owners) == TRAINING else " and ".join(owners)
             text += f'{{{literal(" ".join(options))},\n {literal(who)}}},\n'
     return text

@@ -74,7 +74,7 @@ class PageTest(unittest.TestCase):
             "Configuration"])
         self.assertIn("trains as one plain device", self.text())
         self.assertNotIn("[object", self.text())
-        # The rows of the timeline and their colours.
+        # The timeline's rows and colours.
         ranks = self.browser.run("data.timeline.length")
         self.assertEqual(ranks, 2)
         roles = set(self.browser.run("[...new Set(readSpans(data.timeline).map(s => s.role))]"))
@@ -86,7 +86,7 @@ class PageTest(unittest.TestCase):
         for button in ("#zoom-in", "#zoom-in", "#right", "#zoom-out"):
             self.browser.click(button)
             seen.append(self.browser.run("document.querySelector('canvas').toDataURL()"))
-        self.assertEqual(len(set(seen)), len(seen))  # each shows something else
+        self.assertEqual(len(set(seen)), len(seen))  # each shows a different part
         self.browser.click("#whole")
         self.assertTrue(self.browser.run("document.querySelector('canvas').toDataURL()") == whole)
         x = self.browser.run("""(() => { const all = readSpans(data.timeline);
@@ -96,7 +96,7 @@ class PageTest(unittest.TestCase):
                 (s.begin + s.end) / 2 / last; })()""")
         self.browser.click("#timeline", x, 22 + 56 + 25)
         self.assertRegex(self.text("#told"), r"rank 1, compute: .* (ms|µs)")
-        # Another rank's memory; a table sorted; an element opened.
+        # Another rank's memory is chosen, a table is sorted, an element is opened.
         shown = self.text("section:has(#memory-rank)")
         self.browser.run("""(() => { const s = document.getElementById("memory-rank"); s.value = 1;
             s.dispatchEvent(new Event("change")); })()""")
@@ -133,7 +133,8 @@ class PageTest(unittest.TestCase):
         self.browser.open(path)
         self.assertIn("14 of 20", self.text(".tiles"))
         self.assertIn("1 of 2", self.text(".tiles"))
-        # What is solved is folded up; what is not says why, once, and in the grader's words.
+        # Solved exercises are folded up. Others say once, in the grader's words, why they are not
+        # solved.
         self.assertEqual(self.browser.run("[...document.querySelectorAll('details')].map("
                                           "d => d.open)"), [False, True])
         self.assertEqual(self.text("details[open]").count("A rank waits </script><b> for ever"), 1)

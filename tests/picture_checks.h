@@ -1,4 +1,4 @@
-// Reads a picture (lab/pictures/svg.h) as strictly as XML wants it, and looks at what is drawn.
+// Reads a picture (lab/pictures/svg.h) as strictly as XML requires, and checks what is drawn.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ struct Drawn {
     std::string name;  // "rect"
     std::map<std::string, std::string> attributes;
     std::string words;  // the text in it
-    std::string hint;   // of its <title>
+    std::string hint;   // the text in its <title>
 
     double number(const std::string& attribute) const {
         return std::stod(attributes.at(attribute));
@@ -36,8 +36,8 @@ struct Drawn {
     }
 };
 
-// All elements in the order in which they begin. Throws std::runtime_error where the text is no
-// well-formed XML (of that, what pictures need: no comments, one document).
+// Reads all elements in the order in which they begin. Throws std::runtime_error if the text is not
+// well-formed XML (only the part of XML that pictures need: no comments, one document).
 class PictureReader {
 public:
     explicit PictureReader(const std::string& text) : text_(text) {
@@ -110,7 +110,7 @@ private:
 
 inline std::vector<Drawn> read_picture(const std::string& svg) { return PictureReader(svg).all; }
 
-// Those that have the role and, unless it is empty, whose hint or words begin so.
+// Returns the elements with this name and role whose hint or words begin with `begin`.
 inline std::vector<Drawn> drawn_as(const std::vector<Drawn>& all, const std::string& name,
                                    const std::string& role, const std::string& begin = "") {
     std::vector<Drawn> found;
@@ -125,8 +125,8 @@ inline bool has_words(const std::vector<Drawn>& all, const std::string& words) {
         all, [&](const Drawn& d) { return d.name == "text" && d.words == words; });
 }
 
-// Nothing is drawn outside of the picture, no words over others, and a screen reader is told what
-// it is.
+// Nothing is drawn outside of the picture, no words overlap others, and a screen reader gets a
+// description.
 inline void expect_readable(const std::vector<Drawn>& all) {
     const Drawn& svg = all.at(0);
     EXPECT_EQ(svg.attributes.at("role"), "img");

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make pictures`: the READMEs' pictures, each made by its chapter's program from a run of its own.
+# `make pictures`: draws the READMEs' pictures; each chapter's program makes its own from a run.
 # Usage: tests/pictures.sh BUILD "MPIRUN FLAGS"
 set -euo pipefail
 build=$1 mpirun=$2
@@ -21,7 +21,7 @@ draw() {
 
 draw 1 00_single_gpu --steps 4
 export OMP_NUM_THREADS=1  # several ranks share the cores
-# One rank a node, and a slow network between them: there is something to hide.
+# One rank per node, and a slow network between nodes, so that there is something to hide.
 draw 2 01_data_parallel --compare --bucket-mb 1 --node-size 1 --inter-gbps 1
 draw 4 01_data_parallel --demo collectives
 draw 4 02_zero --compare --steps 3
@@ -35,5 +35,5 @@ draw 1 08_mixed_precision --recipe fp32 --steps 1 --no-verify
 draw 1 08_mixed_precision --compare --steps 300 --layers 2 --micro-batch 1 --lr 3e-3
 draw 4 09_5d_parallel --compare --steps 6 --micro-batch 1 --grad-accum 2
 draw 1 09_5d_parallel --playbook
-# What this one shows is seen only without a GPU.
+# This picture shows something that can only be seen without a GPU.
 case $build in *cuda*) ;; *) draw 1 07_kernels --check --kernel product_warp_tiles ;; esac

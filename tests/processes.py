@@ -19,7 +19,7 @@ import tempfile
 import time
 import uuid
 
-PATIENCE = 3  # seconds that a run which must end has to do so by itself
+PATIENCE = 3  # seconds within which a run that must end has to end by itself
 
 Ended = collections.namedtuple("Ended", "code out err")
 
@@ -57,7 +57,7 @@ class Run:
         if self.launcher.poll() is None:
             self.launcher.terminate()
         until = time.monotonic() + self.patience
-        looks = 0  # without finding anybody: a process that is just being started has no mark yet
+        looks = 0  # looks that found nobody: a process that is just being started has no mark yet
         while looks < 3:
             left = self.processes()
             looks = looks + 1 if not left and self.launcher.poll() is not None else 0

@@ -11,7 +11,7 @@ import unittest
 
 import processes
 
-# A child's name: what it sleeps, a number that no other program has.
+# A child sleeps for a number of seconds that no other program uses, which identifies it.
 SECONDS = f"1000.{os.getpid()}"
 STAYS = f"trap '' TERM; setsid sleep {SECONDS} & trap - TERM; "
 
@@ -29,7 +29,7 @@ class ProcessesTest(unittest.TestCase):
     def setUp(self):
         processes.PATIENCE = 0.2
 
-    def tearDown(self):  # also of a test that fails
+    def tearDown(self):  # runs even if a test fails
         for process in left_behind():
             os.kill(int(process), signal.SIGKILL)
 

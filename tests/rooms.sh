@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# The folder of an included file must be named here, or the folder above it, unless it is named by
-# itself.
+# An included file's folder, or a folder above it, must be named here, unless the folder has an
+# entry of its own.
 declare -A may_use=(
     [core]="core"
     [model]="core model"
@@ -22,7 +22,7 @@ declare -A may_use=(
 )
 wrong=0
 complain() { echo "$1 includes $2"; wrong=1; }
-# room FOLDER: it, or the folder above it that may_use names.
+# room FOLDER: prints it, or the folder above it that is a key of may_use.
 room() {
     local folder=$1
     until [[ -v may_use[$folder] || $folder != */* ]]; do folder=${folder%/*}; done
@@ -38,8 +38,8 @@ done < <(grep -roE '^#include "[^"]+"' common --include=*.{h,cpp,cu,cuh} --exclu
     sed -E 's/:#include "([^"]+)"/:\1/')
 
 # A chapter uses common/ but no other chapter (09 combines the others), and neither CUDA nor NCCL
-# nor MPI (07 is about kernels). The operations of a chapter, in its kernels/, use what those of
-# common/ do.
+# nor MPI (07 is about kernels). A chapter's operations, in its kernels/, use the same folders as
+# those of common/.
 while IFS=: read -r file included; do
     case $file in
         07_*) continue ;;
@@ -70,7 +70,7 @@ for chapter in $book; do
             --exclude-dir={lab,kernels,planner} | sed -E 's/:#include "([^"]+)"/:\1/')
 done
 
-# In UTF-8, so that grep counts characters.
+# UTF-8 makes grep count characters.
 while IFS=: read -r file number _; do
     echo "$file:$number: more than 100 columns"
     wrong=1

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the test programs that were built and ends with "N passed, N failed".
 # Usage: tests/run_all.sh cpu|cuda "MPIRUN FLAGS" [all]
-# `all` adds what takes longer: tests whose names begin with Long, other numbers of ranks, and on
-# the CPU the CUDA kernels, the sanitizers, Open MPI and a minute of fuzzing. What passed before
-# without `all` is then counted, and not run again, unless a program or a test has changed since.
+# `all` adds slower tests: those whose names begin with Long, other numbers of ranks, and on the CPU
+# the CUDA kernels, the sanitizers, Open MPI and a minute of fuzzing. Tests that passed before
+# without `all` are then counted but not run again, unless a program or a test has changed since.
 set -u
 cd "$(dirname "$0")/.."
 backend=$1 mpirun=$2 all=${3:+yes}
@@ -12,7 +12,7 @@ export GTEST_COLOR=no MPIRUN=$mpirun
 log=$(mktemp)
 waiting=$(mktemp -d)
 trap 'rm -rf "$log" "$waiting"' EXIT
-# tests/tsan.supp says why.
+# tests/tsan.supp explains these settings.
 export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp history_size=7 exitcode=66" UCX_MEM_EVENTS=n
 export ASAN_OPTIONS="detect_leaks=0"  # MPI libraries keep what they allocated until the end
 
@@ -35,9 +35,9 @@ suite() {
     passed=$((passed + ok)) failed=$((failed + bad))
 }
 
-# in_shards PROGRAM...: as many processes as cores, at most eight on a GPU, share its tests, in
-# shards of a quarter of a core's share, so that all end at about the same time. They have the cores
-# to themselves only if waiting threads sleep.
+# in_shards PROGRAM...: as many processes as cores, at most eight on a GPU, share the program's
+# tests, in shards of a quarter of a core's share, so that all end at about the same time. A test
+# has its cores to itself only if waiting threads sleep.
 in_shards() {
     local status=0 logs shards=$((4 * cores))
     logs=$(mktemp -d)
@@ -51,11 +51,12 @@ in_shards() {
     return "$status"
 }
 
-# as_test NAME COMMAND...: for a suite, what is no GoogleTest program: it counts as one test.
+# as_test NAME COMMAND...: makes one test of a program that does not use GoogleTest, for a suite.
 as_test() {
     "${@:2}" && echo "[       OK ] $1 (0 ms)"
 }
-# start NAME COMMAND...: such a test that mostly waits, beside other suites. ended NAME: its suite.
+# start NAME COMMAND...: begins such a test, which mostly waits, beside other suites. ended NAME:
+# waits for it, for a suite.
 declare -A started
 start() {
     as_test "$@" >"$waiting/$1" 2>&1 &
@@ -72,7 +73,7 @@ all_cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)  # nproc obeys the
 cores=$all_cores
 [ "$backend" = cpu ] || cores=$((all_cores < 8 ? all_cores : 8))
 
-# How many tests passed without `all`.
+# The number of tests that passed without `all`.
 before=build/$backend/quick_tests_passed
 tests='*'
 if [ -z "$all" ]; then
@@ -82,14 +83,15 @@ elif [ -s "$before" ] &&
     [ -z "$(find build/"$backend"/[0-9]* build/"$backend"/*_test tests classroom \
         -newer "$before" -type f ! -name '*.pyc' ! -name long_test -print -quit)" ]; then
     passed=$(cat "$before")
-    tests='Long*'  # what is left
+    tests='Long*'  # the remaining tests
     printf '%-44s %4d passed %4d failed   before\n' "all of make test" "$passed" 0
 fi
 filter=--gtest_filter=$tests
 
 suite "unit" in_shards build/$backend/unit_test "$filter"
-# On GPUs: more ranks than GPUs communicate through the host. With a GPU for each, NCCL's
-# communicators of all tests, which live as long as the process, would fill 80 GB: so in four parts.
+# On GPUs more ranks than GPUs communicate through the host. With a GPU for each rank, NCCL's
+# communicators of all tests, which live as long as the process, would fill 80 GB: so the tests run
+# in four parts.
 export GTEST_TOTAL_SHARDS=$([ "$backend" = cuda ] && echo 4 || echo 1) GTEST_SHARD_INDEX
 # None of these tests is long.
 for ranks in ${all:+1 2} $([ "$tests" = 'Long*' ] || echo 3) ${all:+4 8}; do
@@ -103,10 +105,10 @@ if [ "$backend" = cpu ] && [ -z "$all" ]; then  # two pretended nodes of four
         $mpirun -n 8 build/cpu/comm_test --gtest_filter='CardBytes*'
 fi
 # Runs several chapter tests at a time, because a short run mostly starts up and waits. On GPUs the
-# driver starts and ends one process after the other, about three a second, whatever runs beside
-# them: so the quick tests there are those of what a GPU does differently (kernels, memory, copies
-# and NCCL), and `all` adds those of options, files, pictures and predictions. The little they
-# compute on the CPU gets 2 threads each, so that they do not wait for each other's cores.
+# driver starts and ends one process after the other, about three a second, whatever runs at the
+# same time. So the quick tests there are those of code that differs on a GPU (kernels, memory,
+# copies and NCCL), and `all` adds those of options, files, pictures and predictions. Their small
+# computations on the CPU get 2 threads each, so that they do not wait for each other's cores.
 gpu_tests=$(tr -s ' \n' : <<'END'
 SingleGpu/Reference* SingleGpuEqual* SingleGpuMemory* SingleGpuVerify* SingleGpuReference*
 SingleGpuProfile* SingleGpu/Resume*/2 DataParallel.EqualsChapter00 DataParallel.WithCopyEngines*
@@ -137,7 +139,7 @@ suite "chapters, $at_once at a time" \
 if [ -n "$all" ]; then
     suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test \
         --gtest_filter=-LongPlannerWaits*
-    # Calibrates this machine, so nothing else may run.
+    # This test calibrates the machine, so nothing else may run.
     [ "$backend" = cuda ] || suite "waits as predicted, alone" \
         build/$backend/long_test --gtest_filter='LongPlannerWaits*'
 fi
@@ -150,7 +152,8 @@ fi
 if [ "$backend" = cpu ] && [ "$tests" != 'Long*' ]; then
     suite "the committed bits" as_test Bits make -s --no-print-directory BACKEND=cpu bits
 fi
-# The grader is proved: solutions get all points, wrong ones do not. A day's run takes a fifteenth.
+# The grader is proved: right solutions get all points, wrong ones do not. A daily run takes a
+# fifteenth.
 if [ "$backend" = cpu ]; then
     suite "classroom, the grader's proof" make -s --no-print-directory BACKEND=cpu prove \
         SHARE=$([ -n "$all" ] && echo today/15 || echo quick)
@@ -165,9 +168,9 @@ if [ "$backend" = cpu ] && [ -n "$all" ]; then
     suite "bad input, address and undefined sanitizers" \
         env CHAPTERS_DIR=build/cpu-address \
         tests/in_parallel.sh $at_once build/cpu/chapter_test --gtest_filter='BadInput*'
-    # One OpenMP thread a rank, because the sanitizer does not see how OpenMP synchronizes its
-    # threads. Two ranks and one data type suffice: a rank's other threads synchronize in the same
-    # way with any.
+    # Each rank has one OpenMP thread, because the sanitizer does not see how OpenMP synchronizes
+    # its threads. Two ranks and one data type suffice: a rank's other threads synchronize in the
+    # same way with any.
     suite "streams and communication, thread sanitizer" \
         env OMP_NUM_THREADS=1 $mpirun -n 2 build/cpu-thread/comm_test \
         --gtest_filter=-Collectives/1.*:Collectives/2.*:Collectives/3.*
@@ -175,7 +178,7 @@ if [ "$backend" = cpu ] && [ -n "$all" ]; then
         as_test Fuzz build/cpu-address/fuzz_readers 60
 fi
 
-printf %s "$failures"  # again, where they are found without a search
+printf %s "$failures"  # again, so that they are found without a search
 [ -n "$all" ] || [ "$failed" -gt 0 ] || echo "$passed" >"$before"
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -18,7 +18,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "bench"))
 import sweep  # noqa: E402
 
-# Each rank gets a session of its own, as from MPICH's launcher; the last one's exit code counts.
+# Like MPICH's launcher this gives each rank a session of its own; the last exit code counts.
 LAUNCHER = """
 import subprocess, sys
 ranks = [subprocess.Popen(sys.argv[3:] + [str(rank)], start_new_session=True)
@@ -117,7 +117,7 @@ class SweepTest(unittest.TestCase):
                           ("1 --do refused", "refused"), ("1 --do missed", "missed"),
                           ("2 --do ok", "ok")])
         self.assertEqual(results[2]["error"], "--tp 3 does not divide")
-        self.assertEqual(results[4]["step_ms"], 10)  # without the first two
+        self.assertEqual(results[4]["step_ms"], 10)  # the first two do not count
         self.assertEqual(results[4]["tensor_bytes"], 1000)
         self.assertGreaterEqual(results[1]["seconds"], 5)  # rounded to 10 ms
         self.assertNotIn("step_ms", results[1])
@@ -135,7 +135,7 @@ class SweepTest(unittest.TestCase):
             self.assertIn("goes on here", process.communicate()[1])
         self.assertEqual(self.left_behind(), [])
         self.assertEqual([r["layout"] for r in self.results()], ["1 --do ok"])
-        # A machine that stops in the middle of a line leaves a part of it.
+        # A machine that stops in the middle of a line leaves a part of the line.
         with open(self.folder / "results", "a", encoding="utf-8") as file:
             file.write('{"layout": "2 --do ha')
         results, _ = self.sweep("1 --do ok\n2 --do hang\n1 --do missed\n", "--limit", "5")

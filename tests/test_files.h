@@ -45,8 +45,8 @@ inline std::string reference(const std::string& name) {  // tests/reference/NAME
     return (std::filesystem::path(__FILE__).parent_path() / "reference" / name).string();
 }
 
-// The message of the UserError that `action` throws; the test fails if it throws none, or one whose
-// message has several lines.
+// Returns the message of the UserError that `action` throws. The test fails if there is none, or if
+// the message has several lines.
 inline std::string error_of(const std::function<void()>& action) {
     try {
         action();

@@ -1,5 +1,5 @@
-// What the unit tests share: random tensors, tensors as doubles, one measure of error, and
-// numerical gradients.
+// Shared by the unit tests: random tensors, tensors as doubles, one measure of error, and numerical
+// gradients.
 #pragma once
 
 #include <cmath>
@@ -35,7 +35,7 @@ inline Tensor tensor_of(const Doubles& values, Shape shape, DType dtype,
     return make(float{});
 }
 
-// Standard normal numbers, rounded to the dtype.
+// Returns standard normal numbers, rounded to the dtype.
 inline Tensor random_tensor(Shape shape, DType dtype, uint64_t seed) {
     std::mt19937_64 generator(seed);
     std::normal_distribution<double> normal;
@@ -44,7 +44,7 @@ inline Tensor random_tensor(Shape shape, DType dtype, uint64_t seed) {
     return tensor_of(values, shape, dtype);
 }
 
-// int32 in [low, high].
+// Returns int32 in [low, high].
 inline Tensor random_integers(Shape shape, int32_t low, int32_t high, uint64_t seed) {
     std::mt19937_64 generator(seed);
     std::uniform_int_distribution<int32_t> uniform(low, high);
@@ -57,13 +57,13 @@ inline Tensor integers(const std::vector<int32_t>& values, Shape shape) {
     return Tensor::from_host<int32_t>(values, std::move(shape), Memory::activation);
 }
 
-// An output that nobody has written yet: full of NaN.
+// Returns an output that nobody has written yet: full of NaN.
 inline Tensor poisoned(Shape shape, DType dtype) {
     return tensor_of(Doubles(size_t(numel(shape)), std::nan("")), shape, dtype);
 }
 
-// |got - want| / |want| in the Euclidean norm (|got| where want is zero); infinite if there is a
-// NaN or the sizes differ.
+// Returns |got - want| / |want| in the Euclidean norm (|got| if want is zero), or infinity if there
+// is a NaN or the sizes differ.
 inline double relative_error(const Doubles& got, const Doubles& want) {
     if (got.size() != want.size()) return INFINITY;
     double difference = 0, norm = 0;
@@ -88,7 +88,7 @@ inline double dot(const Doubles& a, const Doubles& b) {
     return sum;
 }
 
-// d f / d x by central differences in double.
+// Returns d f / d x by central differences in double precision.
 inline Doubles numerical_gradient(const std::function<double(const Doubles&)>& f, Doubles x) {
     constexpr double step = 1e-5;
     Doubles gradient;
@@ -103,8 +103,8 @@ inline Doubles numerical_gradient(const std::function<double(const Doubles&)>& f
     return gradient;
 }
 
-// The relative error allowed for one operation: of sums in fp32, or of one rounding to bf16 (the
-// inputs are exact).
+// Returns the relative error that one operation may have: of sums in fp32, or of one rounding to
+// bf16 (the inputs are exact).
 inline double tolerance(DType dtype) { return dtype == DType::fp32 ? 2e-6 : 5e-3; }
 
 }  // namespace ultrascale

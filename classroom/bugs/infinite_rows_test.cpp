@@ -1,4 +1,4 @@
-// Exercise 04.b3: merging blocks of which a row saw no key.
+// Exercise 04.b3: merging blocks when a row has seen no key.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -9,7 +9,7 @@ namespace ultrascale {
 using namespace ultrascale::mixed_precision;
 namespace {
 
-// A step whose only gradient is this number. Returns whether it was skipped.
+// Runs a step whose only gradient is this number. Returns whether the step was skipped.
 [[maybe_unused]] bool step(LossScale& scale, float gradient) {
     const Tensor one =
         Tensor::from_host<float>(std::vector<float>{gradient}, {1}, Memory::workspace);

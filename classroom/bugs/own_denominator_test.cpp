@@ -1,4 +1,4 @@
-// Exercise 04.b1: what a rank of context parallelism divides its loss by.
+// Exercise 04.b1: the number by which a rank of context parallelism divides its loss.
 #include <gtest/gtest.h>
 
 #include "04_context_parallel/9_context_parallel.h"

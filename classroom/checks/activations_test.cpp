@@ -1,4 +1,4 @@
-// Exercise 00.4: the tensors that a GPT's layer keeps, not only their sum.
+// Exercise 00.4: checks each tensor that a GPT's layer keeps, not only their sum.
 #include <gtest/gtest.h>
 
 #include <algorithm>

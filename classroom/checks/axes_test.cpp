@@ -23,7 +23,8 @@ TEST(Axes, StridesFollowTheOrder) {
     EXPECT_EQ(axes.stride("cp"), 48);
 }
 
-// A ring of neighbours along the axis lies within so many ranks; more than a node has leave it.
+// Returns how many consecutive ranks hold a ring of neighbours along the axis. The ring leaves a
+// node if that is more than the node has.
 int reach(const Axes& axes, const std::string& axis) { return axes.stride(axis) * axes.size(axis); }
 
 TEST(Axes, OnlyTheOuterOnesLeaveANode) {

@@ -1,4 +1,4 @@
-// Exercise 06.4: a mean load that is no whole number, and another gamma.
+// Exercise 06.4: a mean load that is not an integer, and another gamma.
 #include <gtest/gtest.h>
 
 #include "06_expert_parallel/4_balance.h"

@@ -10,7 +10,7 @@ namespace ultrascale {
 using namespace ultrascale::mixed_precision;
 namespace {
 
-// The scale after steps with one gradient each.
+// Returns the scale after steps with one gradient each.
 double after(LossScale& scale, int steps, float gradient) {
     const Tensor one =
         Tensor::from_host<float>(std::vector<float>{gradient}, {1}, Memory::workspace);

@@ -1,4 +1,4 @@
-// Exercise 00.3: the gradient noise scale of norms that are made from a known G and S.
+// Exercise 00.3: the gradient noise scale of norms that follow from a known G and S.
 #include <gtest/gtest.h>
 
 #include "00_single_gpu/3_batch_size.h"
@@ -7,7 +7,7 @@ namespace ultrascale {
 using namespace ultrascale::single_gpu;
 namespace {
 
-// |G|^2 = 3 and tr(S) = 24: a batch of B has the squared norm 3 + 24 / B.
+// With |G|^2 = 3 and tr(S) = 24, the gradient of a batch of B has the squared norm 3 + 24 / B.
 double squared_norm(double batch) { return 3 + 24 / batch; }
 
 TEST(NoiseScale, IsWhatTheNormsAreMadeOf) {

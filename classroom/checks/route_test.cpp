@@ -1,5 +1,6 @@
-// Exercises 06.1, 06.2 and 06.3: a token's route by hand, where the router's own tests do not look:
-// the choices that were compared, no bias, groups of one expert, ties, another scaling, zeros.
+// Exercises 06.1, 06.2 and 06.3: a token's route computed by hand, in cases that the router's own
+// tests leave out: the scores that are compared, no bias, groups of one expert, ties, another
+// scaling, zeros.
 #include <gtest/gtest.h>
 
 #include <cmath>

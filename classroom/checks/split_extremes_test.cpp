@@ -8,7 +8,7 @@
 namespace ultrascale {
 namespace {
 
-// Three rows of four logits, of which each of two shards has two columns.
+// Three rows of four logits; each of two shards has two of the columns.
 const std::vector<std::vector<float>> rows = {
     {-800, -801, -802, -803}, {900, 890, 905, 880}, {-3000, -2000, -INFINITY, -INFINITY}};
 

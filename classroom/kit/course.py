@@ -17,7 +17,7 @@ import render
 from render import ROOT, address, relative
 
 KIT = ROOT / "classroom/kit"
-# The runs whose pages are in the site: seconds each, and different things to see.
+# The site contains the pages of these runs, which take seconds and show different things.
 REPORTS = [
     ("single", "A plain training", 1, "00_single_gpu", "--steps 30"),
     ("overlap", "Three ways to sum gradients", 2, "01_data_parallel",
@@ -107,7 +107,7 @@ def write(site, page, title, body, listed):
 """, encoding="utf-8")
 
 
-# ---- what the site is made of --------------------------------------------------------------------
+# ---- the parts of the site -----------------------------------------------------------------------
 def run_reports(build, site):
     """Runs the programs; each writes a page of its own."""
     folder = site / "reports"
@@ -144,7 +144,7 @@ def make(build, site):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(render.slides(path, linked, render.colours() + style, script)[1],
                           encoding="utf-8")
-    # Folders add files to the list while it is worked off.
+    # Folders add files to the list while the list is processed.
     done = set(decks)
     while left := sorted(linked.files - done):
         for path in left:

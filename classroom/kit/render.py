@@ -10,7 +10,7 @@ import sys
 import urllib.parse
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-# Where Debian's packages are, also if they were unpacked without root or python3 is another one.
+# The folders of Debian's packages, even if they were unpacked without root or python3 is another.
 sys.path += [str(ROOT / ".deps/usr/lib/python3/dist-packages"), "/usr/lib/python3/dist-packages"]
 sys.path.insert(0, str(ROOT / "tests"))
 try:
@@ -174,7 +174,7 @@ def folder(path, linked):
 def slides(source, linked, style, script):
     """A deck: one page, in which each slide fills the screen, or a sheet when it is printed."""
     text = source.read_text(encoding="utf-8")
-    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)  # what Marp reads
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)  # the header that Marp reads
     tokens = tokens_of(source, address(source), text, linked)
     parts = [[]]
     for token in tokens:

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Is a change slower? Builds another revision and runs the same training alternately with it and
-# with this tree.
+# Is a change slower? Builds another revision, and runs the same training alternately with that
+# revision and with this tree.
 #   tests/bench/against.sh REVISION BACKEND RANKS CHAPTER [OPTIONS...]
 #   tests/bench/against.sh HEAD~5 cuda 2 02_zero --stage 3 --model llama-3-8b --dtype bf16 \
 #       --micro-batch 1 --steps 8
-# ROUNDS=3: runs of each. DIR: where the other revision is built (kept, so that a second call is
-# quick).
+# ROUNDS=3: the number of runs of each. DIR: the folder in which the other revision is built (and
+# kept, so that a second call is quick).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 revision=$1 backend=$2 ranks=$3 chapter=$4

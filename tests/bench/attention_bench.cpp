@@ -1,11 +1,12 @@
-// How fast attention is: build/<backend>/attention_bench
+// Measures how fast attention is: build/<backend>/attention_bench
 //
-// Causal, 16,384 tokens (1,024 on the CPU) of bf16 and 2,048 / D heads, in sequences of growing
-// length; one sequence of as many, and on a GPU of four times as many, with 32 heads; and one of a
-// quarter of the tokens, with the heads of Llama-3-8B that each rank has under tensor parallelism
-// over 1, 2, 4, 8 ranks. FLOPs as the field counts them: 4 B H T^2 D forward, half of it causal,
-// and 2.5 times that backward (five products for two). A GPU's last lines are what a short script
-// would print, of a GPU that has not yet come to its power limit.
+// Attention is causal, in bf16. First 16,384 tokens (1,024 on the CPU) and 2,048 / D heads, in
+// sequences of growing length; then one sequence of as many tokens, and on a GPU of four times as
+// many, with 32 heads; then a sequence of a quarter of the tokens, with the heads of Llama-3-8B
+// that each rank has under tensor parallelism over 1, 2, 4, 8 ranks. FLOPs are counted as usual: 4
+// B H T^2 D forward, half of that if causal, and 2.5 times that backward (five products instead of
+// two). A GPU's last lines are the result of a short script, measured before the GPU has reached
+// its power limit.
 #include <cstdio>
 #include <functional>
 #include <vector>
@@ -20,7 +21,7 @@ using namespace ultrascale;
 
 struct Passes {
     std::function<void()> forward, backward;
-    double flops;  // of forward
+    double flops;  // forward's
 };
 
 static Passes passes(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
@@ -39,7 +40,7 @@ static Passes passes(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D) {
             4.0 * double(B * H) * double(T) * double(T) * double(D) / 2};
 }
 
-// One line of a table.
+// Prints one line of a table.
 static void measure(int64_t B, int64_t T, int64_t H, int64_t K, int64_t D, bool rested = false) {
     const Passes of = passes(B, T, H, K, D);
     const std::vector<double> seconds =

@@ -1,4 +1,4 @@
-// A line of a benchmark: an operation's time and rate beside what it could be.
+// A line of a benchmark: an operation's time and rate compared with what is possible.
 #pragma once
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 namespace ultrascale {
 
-// A product beside another one of as many FLOPs: TFLOP/s of both, and the first's share.
+// Compares a product with another one of as many FLOPs: TFLOP/s of both, and their ratio.
 inline void report_product(const char* name, double flops, const std::function<void()>& product,
                            const std::function<void()>& other) {
     const std::vector<double> seconds = median_seconds({product, other});
@@ -19,7 +19,8 @@ inline void report_product(const char* name, double flops, const std::function<v
     std::fflush(stdout);
 }
 
-// What moves bytes beside a plain copy of as many: GB/s of both, and the first's share.
+// Compares an operation that moves bytes with a plain copy of as many: GB/s of both, and their
+// ratio.
 inline void report_bytes(const char* name, double bytes, const std::function<void()>& call) {
     const int64_t n = int64_t(bytes / 8);  // read, and written: fp32
     const Tensor from = Tensor::zeros({n}, DType::fp32, Memory::workspace),

@@ -1,8 +1,8 @@
-// How long collectives take:  mpirun -n 8 build/cpu/comm_bench [largest size in bytes]
+// Measures how long collectives take:  mpirun -n 8 build/cpu/comm_bench [largest size in bytes]
 //
 // Prints a line per collective and size: the median time of a call (the slowest rank's median), and
-// from it nccl-tests' two bandwidths (doc/PERFORMANCE.md in NVIDIA/nccl-tests): algbw = size /
-// time, and busbw = algbw times what the busiest link must carry per byte: 2 (n-1)/n for
+// the two bandwidths of nccl-tests (doc/PERFORMANCE.md in NVIDIA/nccl-tests): algbw = size / time,
+// and busbw = algbw times the bytes that the busiest link must carry per byte: 2 (n-1)/n for
 // all-reduce, (n-1)/n for all-gather, reduce-scatter and all-to-all, else 1. On GPUs that can
 // access each other's memory, large calls of the first three use copy engines (comm.h).
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 using namespace ultrascale;
 
-// The longest time that any rank took.
+// Returns the longest time that any rank took.
 static double slowest_rank(double seconds) {
     const Communicator& world = Communicator::world();
     Tensor slowest =

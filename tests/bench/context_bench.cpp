@@ -1,14 +1,15 @@
-// How fast attention is when ranks share the sequence: mpirun -n N build/<backend>/context_bench
-// [T ...]
+// Measures how fast attention is when ranks share the sequence: mpirun -n N
+// build/<backend>/context_bench [T ...]
 //
-// Causal, one sequence, 32 heads of 128, bf16, forward and backward: the work of
-// tests/peers/torch_context_parallel.py. With several ranks, one device alone with the whole
-// sequence (each rank computes all of it), and each of chapter 04's variants on all of them:
-// efficiency is t(1) / (N t(N)). With one or two ranks, also what each rank of a ring of two
-// computes, block by block with the merges and the sums, but without sending anything: the
-// efficiency that is left for two devices if all communication is hidden. What is compared takes
-// turns, which are long: at its power limit a GPU needs a while to find the clock rate that fits.
-// "rested" is measured as PyTorch's program does it, before the GPU has come to that limit.
+// Attention is causal, with one sequence, 32 heads of 128, bf16, forward and backward: the same
+// work as in tests/peers/torch_context_parallel.py. With several ranks, it measures one device that
+// has the whole sequence (each rank computes all of it), and each of chapter 04's variants on all
+// ranks: the efficiency is t(1) / (N t(N)). With one or two ranks, it also measures the computation
+// of each rank in a ring of two, block by block with the merges and the sums, but without sending:
+// the efficiency that is left for two devices if all communication is hidden. The measurements that
+// are compared take turns, which are long: at its power limit a GPU needs a while to find the right
+// clock rate. "rested" is measured as PyTorch's program does, before the GPU has reached that
+// limit.
 #include <cstdio>
 #include <cstdlib>
 
@@ -29,13 +30,13 @@ Tensor drawn(int64_t tokens, unsigned seed) {
     return random_tensor({1, tokens, H, D}, DType::bf16, seed);
 }
 
-// A row of the table: forward alone, and forward and backward.
+// A row of the table: the times of forward alone, and of forward and backward.
 struct Row {
     std::string name;
     std::function<void()> forward, both;
 };
 
-// An attention core on so many tokens.
+// Measures an attention core on `tokens` tokens.
 Row row(const char* name, std::shared_ptr<AttentionCore> core, int64_t tokens) {
     const Tensor q = drawn(tokens, 1), k = drawn(tokens, 2), v = drawn(tokens, 3),
                  dout = drawn(tokens, 4);
@@ -54,7 +55,8 @@ Row row(const char* name, std::shared_ptr<AttentionCore> core, int64_t tokens) {
             }};
 }
 
-// What place `rank` of a ring of two computes for a sequence of T tokens, without the other.
+// Measures the computation of rank `rank` in a ring of two, for a sequence of T tokens, without the
+// other rank.
 Row computing(std::string name, int rank, int64_t T) {
     const int64_t tokens = T / 2;
     const Tensor q = drawn(tokens, 1), k = drawn(tokens, 2), v = drawn(tokens, 3),

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Context parallelism on GPUs, beside PyTorch's: attention alone with each variant, training on long
-# sequences (a Llama-3-8B of 8 layers in bf16), and the longest sequence that fits for all of
-# Llama-3-8B. Prints one line a run.
+# Context parallelism on GPUs, compared with PyTorch's: attention alone with each variant, training
+# on long sequences (a Llama-3-8B of 8 layers in bf16), and the longest sequence that fits for all
+# of Llama-3-8B. Prints one line per run.
 # Usage: [PYTHON=python3] tests/bench/context_parallel.sh BUILD "MPIRUN FLAGS" CP...
 #        e.g. build/cuda "$(make -s mpirun)" 1 2 4 8
 # PARTS: attention, training, variants (the training with each of them), longest; default: all
-# SEQ, MODEL, STEPS: the training's; on a laptop: PARTS=training SEQ=256 MODEL="--model nano"
+# SEQ, MODEL, STEPS are for the training; on a laptop: PARTS=training SEQ=256 MODEL="--model nano"
 set -eu
 cd "$(dirname "$0")/../.."
 build=$1 mpirun=$2 python=${PYTHON:-python3}
 shift 2
 parts=${PARTS:-attention training variants longest} seq=${SEQ:-131072} steps=${STEPS:-6}
 model=${MODEL---model llama-3-8b --layers 8 --dtype bf16 --fp32-grads --loss-chunk 8192}
-# A text that is longer than a sequence.
+# The text is longer than a sequence.
 data=$build/long_text.txt
 for _ in $(seq 40); do cat common/text.txt; done >"$data"
 
@@ -24,8 +24,8 @@ train() {  # cp tokens steps options...
         --steps "$steps" --no-verify --recompute full "$@" 2>&1 |
         awk -v name="cp $cp, $tokens tokens ${*:-}" -f tests/bench/training_line.awk
 }
-# The longest sequence for Llama-3-8B on this device, by formula; the operations' workspace, the
-# CUDA context and fragmentation, which come on top, take the room of a fourth of the tokens.
+# The longest sequence for Llama-3-8B on this device, by formula. A fourth of the tokens is left out
+# to make room for the operations' workspace, the CUDA context and fragmentation.
 whole="--model llama-3-8b --dtype bf16 --loss-chunk 1024"
 longest() {  # cp
     $mpirun -n "$1" "$build/04_context_parallel" $whole --recompute full --seq 4096 \

@@ -1,10 +1,11 @@
-// What a layer of experts costs, step by step: build/cuda/experts_bench
+// Measures what a layer of experts costs, step by step: build/cuda/experts_bench
 //
-// 16,384 tokens in bf16 (512 on the CPU), routed by random logits to 6 of 64 experts of F 1408 at
-// hidden 2048, and to 2 of 8 experts of F 14336 at hidden 4096 (on the CPU a sixteenth of these).
-// The products in groups, as routed and of even size, are beside one dense product of as many
-// FLOPs, in TFLOP/s. The other steps move bytes: each input is read once, each output written once,
-// and their bandwidth is beside that of a plain copy of as many bytes.
+// 16,384 tokens in bf16 (512 on the CPU) are routed by random logits to 6 of 64 experts of F 1408
+// at hidden 2048, and to 2 of 8 experts of F 14336 at hidden 4096 (on the CPU a sixteenth of
+// these). The grouped products, with groups as routed and with groups of equal size, are compared
+// with one dense product of as many FLOPs, in TFLOP/s. The other steps move bytes: each input is
+// read once and each output written once. Their bandwidth is compared with that of a plain copy of
+// as many bytes.
 #include "06_expert_parallel/kernels/ops_experts.h"
 #include "beside.h"
 #include "comm/comm.h"
@@ -27,7 +28,7 @@ Tensor numbers(Shape shape, DType dtype) {
     return Tensor::empty(std::move(shape), dtype, Memory::workspace);
 }
 
-// One of a layer's two products, W (E, out, in): its three directions.
+// Measures one of a layer's two products, W (E, out, in), in its three directions.
 void products(const char* name, const Tensor& counts, int64_t R, int64_t out, int64_t in) {
     const int64_t E = counts.numel();
     const Tensor x = random_tensor({R, in}), y = random_tensor({R, out}),
@@ -93,7 +94,7 @@ void layer(int64_t E, int64_t k, int64_t h, int64_t F) {
     }
     products("gate, up", counts, R, 2 * F, h);
     products("down", counts, R, h, F);
-    // A group's last tile of rows is rarely full: with even groups nothing is lost there.
+    // A group's last tile of rows is rarely full; with groups of equal size nothing is lost there.
     const std::vector<int32_t> even(size_t(E), int32_t(R / E));
     const Tensor even_counts = Tensor::from_host<int32_t>(even, {E}, Memory::workspace);
     products("even gate, up", even_counts, R, 2 * F, h);

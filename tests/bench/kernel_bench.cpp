@@ -1,9 +1,10 @@
-// How close the memory-bound operations come to the memory's bandwidth: build/cuda/kernel_bench
+// Measures how close memory-bound operations come to the memory's bandwidth:
+// build/cuda/kernel_bench
 //
 // The sizes are SmolLM-1.7B's (hidden 2048, feed-forward 8192, vocabulary 49152, 32 heads of 64)
-// with 16384 tokens in bf16; on the CPU 512 tokens. Prints a line per operation: the median time of
-// a call, the bandwidth (the bytes that it must at least move, with each input read once and each
-// output written once, per second), and that as a share of the bandwidth of a plain copy of as many
+// with 16384 tokens in bf16, or 512 tokens on the CPU. Prints a line per operation: the median time
+// of a call, the bandwidth (the bytes that it must move at least, reading each input once and
+// writing each output once, per second), and its share of the bandwidth of a plain copy of as many
 // bytes. Calls follow each other without waiting for the device, as in training.
 #include <algorithm>
 #include <cmath>
@@ -115,8 +116,8 @@ static void loss() {
     }
 }
 
-// Tokens with the frequencies of words: the r-th most frequent occurs about 1 / r times as often as
-// the first.
+// The tokens have the frequencies of words: the r-th most frequent occurs about 1 / r times as
+// often as the first.
 static void embedding() {
     std::mt19937 generator(2);
     std::uniform_real_distribution<double> uniform;
@@ -134,8 +135,8 @@ static void embedding() {
            [&] { ops::embedding_backward(weight, tokens, x); });
 }
 
-// What context parallelism adds: a block's result merged into what is there, in fp32, and the rows
-// of 8 ranks' chunks in the sequence's order.
+// The additional operations of context parallelism: a block's result is merged into the result so
+// far, in fp32, and the rows of 8 ranks' chunks are put into the sequence's order.
 static void context_parallelism() {
     const Tensor o = random_tensor({1, N, H, D}, DType::fp32),
                  o_block = random_tensor({1, N, H, D}), lse = random_tensor({1, H, N}, DType::fp32),
@@ -153,9 +154,10 @@ static void context_parallelism() {
     }
 }
 
-// A third of the model, as 22 parameters: two layers' worth and the embedding.
+// The optimizer updates a third of the model, as 22 parameters: those of two layers and the
+// embedding.
 static void optimizer() {
-    for (const DType dtype : {DType::bf16, DType::fp32}) {  // of the gradients
+    for (const DType dtype : {DType::bf16, DType::fp32}) {  // the gradients' dtype
         const int64_t n = optimizer_elements;
         Tensor value = random_tensor({n}), master = random_tensor({n}, DType::fp32),
                m = random_tensor({n}, DType::fp32);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The largest micro-batch that 03_tensor_parallel can train with: by formula, and in a real run
-# (where memory also holds the GPU's context, workspaces and what the allocator cannot use). Prints
-# one line per way.
+# The largest micro-batch that 03_tensor_parallel can train with: by formula, and in a real run (in
+# which memory also holds the GPU's context, workspaces and space that the allocator cannot use).
+# Prints one line per way.
 # Usage: tests/bench/largest_batch.sh BUILD "MPIRUN FLAGS" TP...
 # MODEL are the options of the training; on a laptop: MODEL="--model nano --device-memory 0.1
 # --peak-tflops 1"

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# All schedules of 05_pipeline on GPUs, beside PyTorch's: a Llama-3-8B of 16 layers in bf16, 8
-# micro-batches of 1 x 4096 tokens. Prints a line for each run: the step and both bubbles, as
+# All schedules of 05_pipeline on GPUs, compared with PyTorch's: a Llama-3-8B of 16 layers in bf16,
+# 8 micro-batches of 1 x 4096 tokens. Prints a line for each run: the step and both bubbles, as
 # measured and as simulated from the measured F, B, W and hop; MFU; the peak memory of each rank.
 # Usage: [PYTHON=python3] tests/bench/pipeline.sh BUILD "MPIRUN FLAGS" P...
 #        e.g. build/cuda "$(make -s mpirun)" 2 4 8
-# MODEL: our model's options; PEER: PyTorch's; SEQ, MICRO: tokens of a sequence, micro-batches of a
-# step; STEPS: steps of a run, of which the median is printed. On a laptop:
+# MODEL: our model's options; PEER: PyTorch's options; SEQ, MICRO: tokens of a sequence,
+# micro-batches of a step; STEPS: steps of a run, of which the median is printed. On a laptop:
 #        MODEL="--model nano" PEER="--model nano --device cpu --no-compile" SEQ=128 STEPS=4
-# Nothing is clipped in any run, as an update of --post-validation would otherwise be repeated.
+# No run clips, as --post-validation would otherwise repeat an update.
 set -eu
 cd "$(dirname "$0")/../.."
 build=$1 mpirun=$2 python=${PYTHON:-python3}
@@ -46,7 +46,7 @@ for ranks; do
     for schedule in naive afab 1f1b interleaved breadth-first zb-h1 zb-h2 zbv v-half dualpipe \
         dualpipev; do
         ours "$ranks" "$schedule"
-        # How many layers 1F1B's stages have ("9,7"), if not all the same.
+        # The numbers of layers of 1F1B's stages ("9,7"), if they differ.
         [ "$schedule" != 1f1b ] ||
             split=$(sed -nE 's/^ *pipe .* of ([0-9]+(,[0-9]+)+) layers .*/\1/p' "$report")
     done
@@ -57,7 +57,7 @@ for ranks; do
     fi
     for schedule in GPipe 1F1B Interleaved1F1B; do theirs "$ranks" $schedule; done
     [ -z "$split" ] || theirs "$ranks" 1F1B --split "$split"
-    # Those that take backward apart fail with compiled layers.
+    # Schedules that split the backward fail with compiled layers.
     for schedule in 1F1B InterleavedZeroBubble ZBVZeroBubble DualPipeV; do
         theirs "$ranks" $schedule --no-compile
     done

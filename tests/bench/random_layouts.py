@@ -93,7 +93,7 @@ def layout(draw, models):
                   "--layout striped", "--layout contiguous", "--bidirectional on",
                   "--ring-backward restarted", "--ring-backward kept"]), 0.8)
         add("--merge bf16", 0.3)
-        if not any("--ring-backward" in word for word in words):  # with documents it goes again
+        if not any("--ring-backward" in word for word in words):  # with documents it is restarted
             add(f"--document-token {some([10, 32])}", 0.3)
     if size["pp"] > 1:
         add("--schedule " + some([

@@ -46,8 +46,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import processes  # noqa: E402
 
 STATUS = {0: "ok", 1: "missed", 2: "refused"}
-# Options that only a run reads, and whether a value follows: --explain-layout refuses them. And
-# those that --calibrate reads, too.
+# Options that only a run reads, and whether a value follows: --explain-layout refuses them. The
+# second list has those that --calibrate reads, too.
 OF_A_RUN = {"--steps": True, "--log-every": True, "--peak-tflops": True, "--data": True,
             "--seed": True, "--no-verify": False}
 OF_THE_MACHINE = ("--node-size", "--inter-gbps", "--dtype", "--recipe")
@@ -124,7 +124,8 @@ Ended = collections.namedtuple("Ended", "code error seconds process_bytes elsewh
 def run(command, program, ranks, limit):
     with tempfile.TemporaryFile("w+") as errors:
         begin, code, (busy, own) = time.monotonic(), None, busy_seconds()
-        # Ends also what a rank that crashed has left behind, and if this sweep is interrupted.
+        # Also ends processes that a crashed rank has left behind, even if this sweep is
+        # interrupted.
         with processes.Run(command, stdout=subprocess.DEVNULL, stderr=errors,
                            start_new_session=True) as started:
             peak = ResidentPeak(started, program, ranks)

@@ -36,7 +36,7 @@ for tp; do
         for overlap in none async chunk; do
             ours "$tp" --sequence-parallel --overlap $overlap
         done
-        # With NCCL's kernels alone.
+        # This run uses only NCCL's kernels.
         ours "$tp" --sequence-parallel --overlap async --copy-engines off
     fi
     theirs "$tp"

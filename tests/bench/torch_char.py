@@ -165,7 +165,7 @@ with torch.no_grad():
                 drawn = normal(name, part.numel()) * torch.tensor(0.02)
                 part.copy_(drawn.view(part.shape))
 model.to(args.device)
-if args.fp8:  # as 08_mixed_precision --recipe tensor and row
+if args.fp8:  # like 08_mixed_precision --recipe tensor and row
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     config = dataclasses.replace(Float8LinearConfig.from_recipe_name(args.fp8),
                                  emulate=args.device == "cpu")

@@ -1,5 +1,5 @@
-// A checkpoint from which 00_single_gpu cannot continue: its weights, its configuration, the state
-// of its training.
+// Checkpoints from which 00_single_gpu cannot continue, because of their weights, their
+// configuration, or the state of their training.
 #include <cstring>
 
 #include "compare_runs.h"
@@ -52,7 +52,7 @@ TEST_F(BadInputCheckpoint, Weights) {
     }
     put(model, weights + "x");
     expect({model});
-    // a zip, as torch.save writes it: its header would have petabytes
+    // A zip, as written by torch.save, would have a header of petabytes.
     put(model, "PK\3\4" + weights.substr(4));
     expect({model, "header"});
     put(model,
@@ -150,7 +150,7 @@ TEST_F(BadInputCheckpoint, TrainingState) {
     expect_refused(go_on + "--seed 5", {"--seed 5", "seed 3"});
     expect_same_bits(train("00_single_gpu", go_on + "--shuffle --seed 3 --steps 1"),
                      train("00_single_gpu", go_on + "--steps 1"));
-    // A state that records no options, as earlier versions wrote it.
+    // A state without recorded options, as earlier versions wrote it.
     const auto forget = [](const std::string& folder) {
         Json of = Json::parse(slurp(folder + "/trainer_state.json"));
         of.erase("options");

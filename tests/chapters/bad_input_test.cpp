@@ -78,15 +78,15 @@ TEST(BadInput, OutOfMemory) {
                     "10.2 MiB", "--model", "--layers"});
     expect_refused("--device-memory 0.03 --no-verify --micro-batch 64",
                    {"activations", "30.7 MiB", "these options would: --micro-batch 2"});
-    if (!on_gpu) {  // there they do fit; on a GPU cuBLAS may want workspace on top
+    if (!on_gpu) {  // on the CPU they do fit; on a GPU cuBLAS may need workspace, too
         EXPECT_EQ(run("00_single_gpu",
                       "--steps 2 --seq 32 --peak-tflops 1 --device-memory 0.03 --no-verify "
                       "--micro-batch 2")
                       .exit_code,
                   0);
     }
-    // Besides what was predicted, --verify's plain run needs memory; the message has the table of
-    // what is held at that moment.
+    // --verify's plain run needs memory beyond the prediction. The message has a table of what is
+    // held at that moment.
     expect_refused("--device-memory 0.05 --verify --recompute full",
                    {"out of memory", "held: parameters", "--no-verify"});
 }
@@ -129,7 +129,7 @@ TEST(BadInput, ValidationData) {
                    {file, "every target is ignored"});
 }
 
-// Paths where not even root can write: under a regular file, and under /proc.
+// Paths where even root cannot write: under a regular file, and under /proc.
 TEST(BadInput, UnwritableOutputs) {
     TempDir dir;
     put(dir / "file", "before\n");

@@ -1,5 +1,5 @@
-// What the tests of a chapter's checkpoints share: its layouts, and what each of them must do with
-// Hugging Face's checkpoints.
+// Shared by the tests of the chapters' checkpoints: a chapter's layouts, and what each of them must
+// do with Hugging Face's checkpoints.
 #pragma once
 
 #include <cmath>
@@ -25,7 +25,7 @@ inline Outcome train_grid(const std::string& chapter, const Grid& grid,
     return run;
 }
 
-// Loaded and trained, it has the losses and gradient norms of transformers.
+// A loaded checkpoint trains with the losses and gradient norms of transformers.
 inline void expect_as_reference(const std::string& chapter, const std::string& name,
                                 const Grid& grid) {
     SCOPED_TRACE(fmt::format("{}, {} ranks {}", name, grid.ranks, grid.arguments));
@@ -41,7 +41,7 @@ inline void expect_as_reference(const std::string& chapter, const std::string& n
         EXPECT_LE(std::abs(run.of("grad_norm")[i] / norms[i] - 1), 1e-4);
 }
 
-// Without a step the same bytes come out as from the program for one device.
+// Without a step it is saved with the same bytes as by the program for one device.
 template <class Grids>
 void expect_comes_back_bitwise(const std::string& chapter, const std::string& name,
                                const Grids& grids) {

@@ -1,6 +1,6 @@
-// A checkpoint means what it says: the loss of balance that its config.json or its training state
-// names, a head of its own, options that a run resumes without being told again, and what is not
-// understood is named.
+// A checkpoint determines the training: the balancing loss that its config.json or its training
+// state names, a head of its own, and options that a resumed run takes over without being told.
+// Fields that are not understood are named.
 #include <cstring>
 
 #include "compare_runs.h"
@@ -11,7 +11,7 @@ namespace {
 
 const char* const experts = "06_expert_parallel";
 
-// A copy of a reference with other fields in its config.json (null: without it).
+// A copy of a reference with changed fields in its config.json (null removes a field).
 class Changed {
 public:
     Changed(const std::string& reference_name, const Json& changes) {
@@ -28,8 +28,8 @@ private:
     TempDir dir_;
 };
 
-// Published with a loss of balance, trained with it: the same numbers as transformers'. Its
-// coefficient survives a save without a step.
+// A model that is published with a balancing loss is trained with it, and gives transformers'
+// numbers. Its coefficient survives a save without a step.
 TEST(CheckpointSays, TheLossOfBalance) {
     for (const std::string name : {"mixtral", "qwen3_moe"}) {
         const Changed model(name, {{"output_router_logits", true}, {"router_aux_loss_coef", 0.02}});
@@ -54,8 +54,8 @@ TEST(CheckpointSays, TheLossOfBalance) {
     }
 }
 
-// A run goes on with all that changes its numbers, without being told again: the same bits. In
-// another chapter, too, where defaults differ.
+// A resumed run takes over every option that changes its numbers, without being told, and gives the
+// same bits. So does a run of another chapter, which has other defaults.
 TEST(CheckpointSays, WhatTheRunComputes) {
     struct Case {
         int ranks;
@@ -110,14 +110,14 @@ TEST(CheckpointSays, WhatContradictsIsRefused) {
     const Outcome other = train(experts, load + "--steps 1 --lr 1e-3 --no-verify");
     EXPECT_TRUE(contains(other.out, "note: --lr 0.001 from here on; so far with --lr 0.002\n"))
         << other.out;
-    // An option that changes nothing.
+    // These options change nothing.
     for (const char* option : {"--aux switch", "--aux-over global"})
         expect_ranks_refuse(0, experts, fmt::format("--model nano-moe --aux-coef 0 {}", option),
                             {"has no effect", "--aux-coef"});
 }
 
-// Written before training states recorded options: after two of four steps with the loss of
-// balance 0.1 that its config.json names.
+// This checkpoint was written before training states recorded options, after two of four steps with
+// the balancing loss 0.1 that its config.json names.
 TEST(CheckpointSays, ASaveOfAnEarlierVersion) {
     const Outcome rest =
         train(experts, fmt::format("--load {} --micro-batch 4 --steps 2 --no-verify",
@@ -127,7 +127,7 @@ TEST(CheckpointSays, ASaveOfAnEarlierVersion) {
     EXPECT_LE(largest_difference(rest.of("grad_norm"), {0.926479281, 0.977166689}), 1e-5);
 }
 
-// Options may turn a Mixtral into what is not one any more, whose weights have other names.
+// Options may turn a Mixtral into another kind of model, whose weights have other names.
 TEST(CheckpointSays, AMixtralWithAnotherRouter) {
     std::vector<double> losses;
     for (const char* option : {"", "--renormalise off", "--balance bias", "--scaling 2",
@@ -148,8 +148,9 @@ TEST(CheckpointSays, AMixtralWithAnotherRouter) {
     for (const size_t i : {1, 3, 4, 5}) EXPECT_NE(losses[i], losses[0]);
 }
 
-// config.json ties a head that the file holds with other numbers: it is not tied, as transformers 5
-// does. The same as a checkpoint that says so.
+// config.json says that the head is tied, but the file holds other numbers for it. Like
+// transformers 5 we do not tie it, and the result equals that of a checkpoint whose config.json
+// does not say so.
 TEST(CheckpointSays, AHeadOfItsOwn) {
     const Changed untied("gqa_untied", Json::object()),
         says_tied("gqa_untied", {{"tie_word_embeddings", true}});

@@ -15,7 +15,7 @@ inline void expect_same_bits(const Outcome& a, const Outcome& b) {
     EXPECT_EQ(a.of("lr"), b.of("lr"));
 }
 
-// Tensors are written in the same order, whichever rank held what. The options that the training
+// Tensors are written in the same order, whichever rank held them. The options that the training
 // state records may differ: another layout cuts the batch in another way.
 inline void expect_same_checkpoints(const std::string& a, const std::string& b) {
     for (const char* file : {"config.json", "model.safetensors", "optimizer.safetensors"})
@@ -36,19 +36,19 @@ inline double largest_difference(const std::vector<double>& a, const std::vector
     return most;
 }
 
-// Losses and norms of runs whose sums are in different orders.
+// Compares losses and norms of runs that sum in different orders.
 inline void expect_close(const Outcome& a, const Outcome& b) {
     EXPECT_LE(largest_difference(a.of("loss"), b.of("loss")), on_gpu ? 1e-5 : 1e-6);
     EXPECT_LE(largest_difference(a.of("grad_norm"), b.of("grad_norm")), on_gpu ? 1e-4 : 1e-5);
 }
-// And of runs whose sums are in the same order. On GPUs NCCL chooses the order: an all-reduce may
-// add differently from a reduce-scatter.
+// Compares runs that sum in the same order. On GPUs NCCL chooses the order: an all-reduce may add
+// differently from a reduce-scatter.
 inline void expect_the_same(const Outcome& a, const Outcome& b) {
     on_gpu ? expect_close(a, b) : expect_same_bits(a, b);
 }
 
-// Expects that a run reports that it equals one plain device, and that memory and communication are
-// as predicted.
+// Expects that a run reports equality with one plain device, and memory and communication as
+// predicted.
 inline void expect_as_predicted(const Outcome& run) {
     for (const char* name : {"parameters", "gradients", "optimizer"}) {
         const Json bytes = run.summary.at("memory").at(name);
@@ -69,7 +69,7 @@ inline void expect_verified(const Outcome& run) {
     expect_as_predicted(run);
 }
 
-// Whether the check whose line begins so was missed.
+// Returns whether the run missed the check whose line begins with `begin`.
 inline bool missed(const Outcome& run, const std::string& begin) {
     std::istringstream lines(run.out);
     for (std::string line; std::getline(lines, line);)
@@ -77,14 +77,14 @@ inline bool missed(const Outcome& run, const std::string& begin) {
     return false;
 }
 
-inline int gpus() {  // of this machine
+inline int gpus() {  // GPUs of this machine
     int count = 0;
     while (std::filesystem::exists(fmt::format("/dev/nvidia{}", count))) ++count;
     return count;
 }
 
-// The numbers of ranks with which every technique is tested. On GPUs, where starting takes seconds,
-// there are fewer; the number of GPUs is one of them.
+// The numbers of ranks with which every technique is tested. On GPUs, where a start takes seconds,
+// there are fewer; one of them is the number of GPUs.
 inline std::vector<int> rank_counts() {
     if (!on_gpu) return {3};
     return gpus() > 3 ? std::vector<int>{2, 3, gpus()} : std::vector<int>{2, 3};
@@ -93,13 +93,13 @@ inline std::vector<int> more_rank_counts() {
     return on_gpu ? std::vector<int>{} : std::vector<int>{2, 4, 8};
 }
 
-// A Hugging Face checkpoint to start from, with its own tokens.
+// Options that load a Hugging Face checkpoint and train on its own tokens.
 inline std::string load(const std::string& name) {
     return fmt::format("--load {0} --data {0}/tokens.bin", reference(name));
 }
 
-// A small model whose parameters are divisible by no number of ranks: a directory with a
-// config.json for --model.
+// A small model whose sizes are divisible by no number of ranks: a directory with a config.json for
+// --model.
 class SmallModel {
 public:
     explicit SmallModel(bool tied = false) {
@@ -113,8 +113,8 @@ private:
     TempDir dir_;
 };
 
-// One whose heads divide by 1, 2, 4 and 8: from 4 on key-value heads are copied, and the vocabulary
-// does not divide.
+// A model whose number of heads is divisible by 1, 2, 4 and 8. From 4 ranks on key-value heads are
+// copied. The vocabulary is not divisible.
 class SplitModel {
 public:
     explicit SplitModel(bool tied = false, int layers = 2) {

@@ -1,4 +1,4 @@
-// Chapter 04's longest sequence: a run may have it, and what is longer is refused.
+// Chapter 04's longest sequence: a run may use it, and longer ones are refused.
 #include "refused.h"
 
 namespace ultrascale::test {
@@ -15,7 +15,7 @@ TEST(LongestSequence, WhatIsTooLongIsRefused) {
                          "more ranks that share a sequence would: --cp 8\n"});
     expect_ranks_refuse(2, chapter, nano + "0.02",
                         {"alone do not fit", "splits none of them", "--layers"});
-    // Before anything is allocated: these sizes would not fit anywhere.
+    // These sizes would not fit anywhere, so they are refused before anything is allocated.
     expect_ranks_refuse(2, chapter, "--model llama-3-405b --seq 1024", {"alone do not fit"});
     expect_ranks_refuse(4, chapter, "--micro-batch 4000000", {"out of memory", "--micro-batch "});
 }
@@ -31,7 +31,7 @@ TEST(LongestSequence, ThatIsReportedTrains) {
         };
         const int64_t seq = longest(train(2, chapter, options + "16"));
         EXPECT_GT(seq, 100);
-        if (!on_gpu) {  // there workspace comes on top
+        if (!on_gpu) {  // on GPUs workspace comes on top
             EXPECT_EQ(longest(train(2, chapter, options + std::to_string(seq))), seq);
         }
         expect_ranks_refuse(2, chapter, options + std::to_string(seq + 4),
@@ -39,7 +39,8 @@ TEST(LongestSequence, ThatIsReportedTrains) {
     }
 }
 
-// The same table, and each of its figures is what these options would report.
+// The estimate has the same table as the run, and each figure is what a run with these options
+// reports.
 TEST(LongestSequence, OfAllNumbersOfRanks) {
     const std::string options = "--micro-batch 1 --device-memory 0.04 --seq 16 --variant ulysses";
     const Outcome estimate = train(2, chapter, options + " --estimate"),
@@ -60,7 +61,7 @@ TEST(LongestSequence, OfAllNumbersOfRanks) {
             << outcome->out;
 }
 
-// What the layers' inputs and the rest make together is the prediction.
+// The layers' inputs and the rest add up to the prediction.
 TEST(LongestSequence, TableOfInputs) {
     const Outcome outcome =
         train(2, chapter, "--estimate --recompute full --micro-batch 1 --seq 512");

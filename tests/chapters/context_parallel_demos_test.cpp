@@ -1,4 +1,4 @@
-// 04_context_parallel's demos and --compare: the figures that they print are the right ones.
+// 04_context_parallel's demos and --compare print the right figures.
 #include <cmath>
 #include <regex>
 
@@ -37,7 +37,7 @@ Row plain_row(int i, int first) {
     return row;
 }
 
-// Four ranks really send; one rank plays all four. What they show is the same.
+// With four ranks the messages are real; one rank plays all four. Both show the same.
 TEST(ContextParallelDemo, TheRingEndsWithPlainAttention) {
     const std::string real = demo(4, "ring"), played = demo(1, "ring");
     for (int i = 0; i < 16; ++i) {
@@ -46,7 +46,7 @@ TEST(ContextParallelDemo, TheRingEndsWithPlainAttention) {
         EXPECT_TRUE(contains(real, fmt::format("q{:02} ring {}  plain {}  ok", i, row, row)))
             << row << "\n"
             << real;
-        // After each hop: the keys of the rank itself, of the one before it, ...
+        // After each hop the keys come from the rank itself, then from the one before it, ...
         for (int first = i / 4 * 4; first >= 0; first -= 4) {
             const Row some = plain_row(i, first);
             const std::string shown =
@@ -63,7 +63,7 @@ TEST(ContextParallelDemo, TheRingEndsWithPlainAttention) {
     EXPECT_EQ(real.substr(real.find("hop 0")), played.substr(played.find("hop 0")));
 }
 
-// The numbers of the first line that begins with `begin`.
+// Returns the numbers of the first line that begins with `begin`.
 std::vector<double> numbers_after(const std::string& text, const std::string& begin) {
     std::vector<double> numbers;
     std::istringstream lines(text);
@@ -81,7 +81,8 @@ std::vector<double> numbers_after(const std::string& text, const std::string& be
 TEST(ContextParallelDemo, BalanceIsThatOfTheFormulas) {
     TempDir dir;
     const std::string text = demo(1, "balance --svg " + dir.path());
-    // By layout: of each rank, and what a hop lasts. 16 tokens on 4 ranks have 136 pairs.
+    // For each layout: the pairs of each rank, and the duration of the hop. 16 tokens on 4 ranks
+    // have 136 pairs.
     EXPECT_EQ(numbers_after(text, "  hop 0"), (std::vector<double>{10, 10, 10, 10, 10,  //
                                                                    10, 10, 10, 10, 10,  //
                                                                    10, 10, 10, 10, 10}));
@@ -97,7 +98,8 @@ TEST(ContextParallelDemo, BalanceIsThatOfTheFormulas) {
     EXPECT_EQ(numbers_after(text, "  idle"), (std::vector<double>{83, 55, 28, 0,  //
                                                                   0, 0, 0, 0,     //
                                                                   30, 20, 10, 0}));
-    // n / (2n - 1), exactly n (s + 1) / ((2n - 1) s + n); and s + 1 to s + n.
+    // The efficiency is n / (2n - 1), exactly n (s + 1) / ((2n - 1) s + n), and for striped (s + 1)
+    // / (s + n).
     const double s = 4096;
     for (const int n : {2, 4, 8}) {
         const auto efficiency = [&](const char* layout) {
@@ -108,8 +110,8 @@ TEST(ContextParallelDemo, BalanceIsThatOfTheFormulas) {
         EXPECT_EQ(efficiency("zigzag"), 1);
         EXPECT_NEAR(efficiency("striped"), (s + 1) / (s + n), 5e-5);
     }
-    // A document of 6144 tokens: the sixth rank has most of contiguous pieces, whose mean is an
-    // eighth of all.
+    // In a document of 6144 tokens the sixth rank has the most pairs of all contiguous pieces.
+    // Their mean is an eighth of all pairs.
     const double all = 6144. * 6145 / 2 + 8 * 256. * 257 / 2, L = 1024,
                  most = 5 * L * L + L * (L + 1) / 2;
     const auto document_balance = [&](const char* layout) {
@@ -148,7 +150,7 @@ TEST(ContextParallelDemo, MergingInBf16LosesMoreAsTheRingGrows) {
     EXPECT_GT(before / first, 3);
 }
 
-// A hop hides from so many tokens of a sequence on; how many sequences there are does not matter.
+// A hop is hidden if a sequence has enough tokens; the number of sequences does not matter.
 TEST(ContextParallelReport, TellsWhenAHopHides) {
     const Outcome run = train(4, chapter,
                               "--layers 1 --seq 64 --micro-batch 3 --steps 1 --no-verify --report "
@@ -162,7 +164,7 @@ TEST(ContextParallelReport, TellsWhenAHopHides) {
     EXPECT_TRUE(contains(run.out, "GB/s * 2 * 4 / 4\n")) << run.out;  // K e / H of a rank
 }
 
-// The rows of --compare, by variant.
+// Returns the rows of --compare by variant.
 std::map<std::string, Json> compared(const std::string& arguments) {
     std::map<std::string, Json> rows;
     for (const Json& row :
@@ -176,9 +178,9 @@ std::map<std::string, Json> compared(const std::string& arguments) {
     return rows;
 }
 
-// With documents a ring's backward goes again, so there are two rows less; the plain
-// ring knows no documents. Of contiguous chunks
-// rank 0 receives no keys, but the table shows what the busiest rank holds.
+// With documents a ring's backward is always restarted, so there are two rows fewer; the plain ring
+// knows no documents. With contiguous chunks rank 0 receives no keys, but the table shows what the
+// busiest rank holds.
 TEST(ContextParallelCompare, WithDocuments) {
     std::map<std::string, Json> rows = compared("--micro-batch 2 --document-token 10");
     EXPECT_EQ(rows.size(), 7u);
@@ -189,7 +191,7 @@ TEST(ContextParallelCompare, WithDocuments) {
 TEST(ContextParallelCompare, HasARowForEachVariant) {
     std::map<std::string, Json> rows = compared("--micro-batch 1");
     EXPECT_EQ(rows.size(), 10u);
-    // Keys and values of a rank and layer, as in the test of what it costs.
+    // The keys and values of a rank and layer, as in ContextParallelCosts.
     const double K = 2 * 16 * 4 * 16 * 4 * 2;
     const auto sent = [&](const char* variant, const char* which) {
         return rows[variant].at(fmt::format("sent_in_attention_{}", which)).get<double>();
@@ -203,8 +205,8 @@ TEST(ContextParallelCompare, HasARowForEachVariant) {
         EXPECT_EQ(sent("all-gather, zigzag", which), 9 * K);
         EXPECT_EQ(sent("ulysses", which), 4.5 * K);
     }
-    // Tails: 3/2 of heads, and of tails 0, 3/2, 2/2, 1/2 by rank; twice. Gradients: heads 4/2, and
-    // tails as far, and home from rank 0, where three of the four end.
+    // Keys and values: heads 3/2, and tails 0, 3/2, 2/2, 1/2 by rank; twice. Gradients: heads 4/2,
+    // and tails as far, and home from rank 0, where three of the four end.
     EXPECT_EQ(sent("ring, zigzag, bidirectional", "most"), (2 * 6. / 2 + (4 + 3) / 2.) * K);
     EXPECT_EQ(sent("ring, zigzag, bidirectional", "mean"),
               (2 * 4.5 / 2 + (4 * 4 + 6 + 3) / 8.) * K);

@@ -1,5 +1,5 @@
-// 04_context_parallel: sequences shared by ranks give one device's results, and memory and
-// communication are as predicted.
+// 04_context_parallel: ranks that share sequences give one device's results, with memory and
+// communication as predicted.
 #include "compare_runs.h"
 
 namespace ultrascale::test {
@@ -7,7 +7,8 @@ namespace {
 
 const char* const chapter = "04_context_parallel";
 
-// Its heads divide by 2, 4 and 8, and from 4 on key heads are copied; or, for three ranks, by 3.
+// A model whose number of heads is divisible by 2, 4 and 8, and for three ranks one with heads
+// divisible by 3. From 4 ranks on key heads are copied.
 class SharedModel {
 public:
     explicit SharedModel(bool by_three, bool tied = false) {
@@ -21,7 +22,7 @@ public:
     const std::string& path() const { return dir_.path(); }
 
 private:
-    // Token 10 begins a document; their lengths are between 1 and 60.
+    // Token 10 begins a document. The lengths of documents are between 1 and 60.
     static std::string text() {
         std::string text;
         for (int i = 0; i < 3000; ++i)
@@ -39,7 +40,7 @@ Outcome train_shared(int ranks, const std::string& arguments, bool tied = false)
                              sizes, arguments));
 }
 
-// Every way to share sequences by this many ranks.
+// Returns every way in which n ranks can share sequences.
 std::vector<std::string> ways(int n) {
     std::vector<std::string> all = {
         "--variant plain",
@@ -63,7 +64,7 @@ std::vector<std::string> ways(int n) {
 bool striped(const std::string& way) { return contains(way, "striped"); }
 bool plain(const std::string& way) { return contains(way, "plain"); }
 
-// Each with options of its own, so that together they see all of these.
+// Each way gets different options, so that together they cover all of these.
 const char* const others[] = {
     "--micro-batch 2",
     "--micro-batch 3 --grad-accum 2",
@@ -98,7 +99,7 @@ TEST(LongContextParallel, EveryWayByEveryNumberOfRanks) {
             expect_equal(4, fmt::format("{} {}", way, more), true);
 }
 
-// The general ring, laid out and run like the plain one, computes the same bits.
+// The general ring with the plain ring's layout and options computes the same bits.
 TEST(ContextParallel, ThePlainRingIsTheGeneralOnesReference) {
     for (const int n : {2, 3})
         for (const char* others :
@@ -113,7 +114,7 @@ TEST(ContextParallel, ThePlainRingIsTheGeneralOnesReference) {
         }
 }
 
-// The same losses as the program for one device, not only as --verify's own plain run.
+// The losses equal those of the program for one device, not only those of --verify's own plain run.
 TEST(ContextParallel, EqualsChapter00) {
     const SharedModel model(false);
     const auto with = [&](int ranks, const char* program, const std::string& arguments) {
@@ -144,7 +145,7 @@ TEST(ContextParallel, EqualsChapter00) {
               1e-4);
 }
 
-// Documents begin and end inside chunks; which keys travel depends on the batch.
+// Documents begin and end inside chunks; the batch determines which keys travel.
 TEST(ContextParallelDocuments, EqualOneDevice) {
     const std::string documents = "--document-token 10 --micro-batch 2 ";
     for (const char* way : {"--layout zigzag", "--layout contiguous", "--variant all-gather"})
@@ -158,8 +159,8 @@ TEST(ContextParallelDocuments, EqualOneDevice) {
         sent(train_shared(4, "--micro-batch 2 --layout contiguous --ring-backward restarted")));
 }
 
-// Sequences of 48 tokens with documents of 12 and 36 tokens; token 10 begins one. Pairs of each of
-// 4 ranks, mean / most.
+// Sequences of 48 tokens contain documents of 12 and 36 tokens; token 10 begins a document. The
+// balance is the mean of the 4 ranks' numbers of pairs, divided by the largest.
 TEST(ContextParallelDocuments, BalanceIsReported) {
     TempDir dir;
     std::string text;
@@ -180,7 +181,7 @@ TEST(LongContextParallelDocuments, EveryWayEqualsOneDevice) {
     for (const int n : {2, 3, 4, 8}) {
         size_t i = 0;
         for (const std::string& way : ways(n))
-            if (!contains(way, "kept") && !plain(way))  // a ring with documents goes again
+            if (!contains(way, "kept") && !plain(way))  // a ring with documents is restarted
                 expect_equal(n, fmt::format("--document-token 10 {} {}", way, others[i++ % 5]));
     }
     expect_equal(8,
@@ -199,7 +200,7 @@ TEST(ContextParallelPrecision, Bf16) {
         expect_equal(2, fmt::format("{} --dtype bf16 --micro-batch 2", way));
 }
 
-// In fp32 the error is bf16's, which verify allows and says.
+// The run is in fp32, but the error is bf16's; verify allows that and says so.
 TEST(ContextParallelPrecision, Fp32MergedInBf16) {
     const char* const wider = "with wider bounds: --merge bf16";
     const Outcome rounded = train_shared(4, "--merge bf16 --recompute full --micro-batch 2"),
@@ -208,7 +209,7 @@ TEST(ContextParallelPrecision, Fp32MergedInBf16) {
     EXPECT_GT(rounded.summary.at("verify").at("gradient").get<double>(), 1e-4);
     EXPECT_TRUE(contains(rounded.out, wider)) << rounded.out;
     EXPECT_FALSE(contains(exact.out, wider)) << exact.out;
-    // A ring of one rank merges nothing.
+    // A ring of one rank does not merge.
     const Outcome nothing = train_shared(2, "--variant usp --ulysses 2 --merge bf16");
     expect_verified(nothing);
     EXPECT_FALSE(contains(nothing.out, wider)) << nothing.out;
@@ -221,7 +222,8 @@ TEST(LongContextParallelPrecision, Bf16) {
                 expect_equal(n, fmt::format("{} --dtype bf16 --micro-batch 2 {}", way, more));
 }
 
-// What a rank sends of a layer's keys and values (K) and gradients (2 of S), in one step.
+// The bytes that a rank sends in one step for keys and values, and for their gradients, in units of
+// K.
 TEST(ContextParallelCosts, AreThoseOfTheFormulas) {
     const auto count = [](const std::string& arguments, const char* kind, const char* what) {
         const Outcome run = train(
@@ -229,7 +231,7 @@ TEST(ContextParallelCosts, AreThoseOfTheFormulas) {
         expect_as_predicted(run);
         return run.summary.at("communication").at(kind).at(what).get<double>();
     };
-    // Of 64 tokens a rank has 16, with 4 key heads of 16 numbers. Two layers.
+    // Of 64 tokens a rank has 16, with 4 key heads of 16 numbers, in two layers.
     const double K = 2 * 16 * 4 * 16 * 4 * 2;
     EXPECT_EQ(count("", "send/recv", "sent_bytes"), (3 + 3 + 3) * K);
     EXPECT_EQ(count("--variant plain", "send/recv", "sent_bytes"), (3 + 3 + 4) * K);
@@ -238,12 +240,12 @@ TEST(ContextParallelCosts, AreThoseOfTheFormulas) {
     EXPECT_EQ(count("--recompute full", "send/recv", "sent_bytes"), (3 + 3 + 3 + 3) * K);
     EXPECT_EQ(count("--variant all-gather", "all-gather", "sent_bytes"), (3 + 3) * K);
     EXPECT_EQ(count("--variant all-gather", "reduce-scatter", "sent_bytes"), 3 * K);
-    // With half as many key heads as heads, q and o are K each, and k and v together.
+    // There are half as many key heads as heads, so q and o are K each, and k and v together are K.
     EXPECT_EQ(count("--variant ulysses", "all-to-all", "sent_bytes"), 2 * (3. / 4) * 3 * K);
 }
 
-// In most models the peak is in the feed-forward or the logits, and attention's part of the
-// prediction is not seen. Here it is in attention.
+// In most models the peak is in the feed-forward or the logits, which hides attention's part of the
+// prediction. Here the peak is in attention.
 TEST(ContextParallelCosts, MemoryIsExactWhereAttentionNeedsTheMost) {
     for (const int kv_heads : {2, 8}) {
         TempDir dir;

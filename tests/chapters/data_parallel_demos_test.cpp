@@ -51,7 +51,7 @@ TEST(DataParallelDemos, DataCentresFarApart) {
     EXPECT_EQ(run(chapter, "--demo planet --planet sites=1").exit_code, 2);
 }
 
-// Half of the bytes travel, and verify sees an error of bf16's size instead of fp32's.
+// Half of the bytes travel, and verify detects an error of bf16's size instead of fp32's.
 TEST(DataParallelReduceDtype, HalvesTheBytesAndRoundsTheGradient) {
     const SmallModel model;
     const auto with = [&](const std::string& dtypes) {

@@ -1,5 +1,5 @@
-// 01_data_parallel: with every way to sum the gradients, results equal one device's, and memory and
-// communication are as predicted.
+// 01_data_parallel: every way to sum the gradients gives one device's results, with memory and
+// communication as predicted.
 #include <set>
 
 #include "compare_runs.h"
@@ -9,7 +9,7 @@ namespace {
 
 const char* const chapter = "01_data_parallel";
 
-constexpr int named_tensors = 3 * 9 + 3;  // of the small model
+constexpr int named_tensors = 3 * 9 + 3;  // the small model's
 
 // Trains the small model on 2 sequences per rank and micro-batch.
 Outcome train_small(int ranks, const std::string& arguments) {
@@ -58,7 +58,7 @@ TEST_P(DataParallelRanks, EveryTechniqueEqualsOneDevice) {
     }
 }
 
-// On GPUs nano's one bucket, of 6 MiB, is large enough for them.
+// On GPUs nano's single bucket, of 6 MiB, is large enough for copy engines.
 TEST(DataParallel, WithCopyEnginesAndWithout) {
     const auto with = [](const char* copy_engines) {
         const Outcome run = train(
@@ -123,7 +123,7 @@ TEST(DataParallel, ExplainShowsBucketsUnderTheBackward) {
     const size_t backward = run.out.find("before backward of head"),
                  update = run.out.find("global gradient norm");
     ASSERT_TRUE(backward != std::string::npos && update != std::string::npos) << run.out;
-    // of the backward: h, 2, 1, 0, e for its units and B for a bucket
+    // the order of backward's lines: h, 2, 1, 0, e for its units, and B for a bucket
     std::vector<std::string> order;
     std::istringstream lines(run.out.substr(backward, update - backward));
     for (std::string line; std::getline(lines, line);) {
@@ -140,7 +140,7 @@ TEST(DataParallel, ExplainShowsBucketsUnderTheBackward) {
     EXPECT_LT(index("layers.0"), index("embeddin"));
     EXPECT_LT(index("B"), index("layers.2"))
         << run.out;  // the first bucket does not wait for the rest
-    EXPECT_EQ(std::ranges::count(order, "B"), calls(run, "all-reduce") - 1);  // less the loss
+    EXPECT_EQ(std::ranges::count(order, "B"), calls(run, "all-reduce") - 1);  // without the loss
     EXPECT_GE(std::count(order.begin() + index("head (mi"), order.begin() + index("layers.0"), "B"),
               3)
         << run.out;

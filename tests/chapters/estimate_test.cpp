@@ -1,5 +1,5 @@
-// --estimate in every training chapter: it prints the same prediction as the run's own report, and
-// takes neither the memory nor the time of a run.
+// --estimate in every training chapter prints the prediction of the run's own report, but takes
+// neither the memory nor the time of a run.
 #include <chrono>
 
 #include "run_program.h"
@@ -7,7 +7,7 @@
 namespace ultrascale::test {
 namespace {
 
-// The predictions, without the measurements that a run adds.
+// Returns the predictions without the measurements that a run adds.
 Json predicted(const Json& figures) {
     Json kept = Json::object();
     for (const auto& [name, value] : figures.items())
@@ -77,7 +77,7 @@ TEST(Estimate, IsWhatPipelinesPredict) {
     expect_what_a_run_predicts(4, "05_pipeline", "--pp 2 --grad-accum 2 --layers 5 --split 3,2");
 }
 
-// With even loads, as an estimate assumes.
+// The run has even loads, which an estimate assumes.
 TEST(Estimate, IsWhatExpertParallelismPredicts) {
     for (const char* options : {"", "--shared 1 --recompute full --grad-accum 2", "--dtype bf16"})
         expect_what_a_run_predicts(2, "06_expert_parallel",
@@ -91,7 +91,7 @@ TEST(Estimate, IsWhatMixedPrecisionPredicts) {
         expect_what_a_run_predicts(2, "08_mixed_precision", options);
 }
 
-// 257 tokens: the second rank has one more of them than the first.
+// There are 257 tokens, so the second rank has one more of them than the first.
 TEST(Estimate, IsOfTheRankThatHasTheLeastLeft) {
     TempDir dir;
     put(dir / "config.json", config_json({{"vocab_size", 257}}));
@@ -102,7 +102,7 @@ TEST(Estimate, IsOfTheRankThatHasTheLeastLeft) {
     EXPECT_TRUE(contains(outcome.out, "(rank 1, which has the least left)")) << outcome.out;
 }
 
-// 405 billion parameters under a limit of 1 MiB: nothing is allocated, and that nothing fits is an
+// 405 billion parameters under a limit of 1 MiB: nothing is allocated. That nothing fits is an
 // answer, not an error.
 TEST(Estimate, OfTheLargestModelIsQuick) {
     const std::string large =

@@ -1,4 +1,4 @@
-// 06_expert_parallel with wrong input: one line that says what would be right.
+// 06_expert_parallel with wrong input prints one line that says what would be right.
 #include "refused.h"
 
 namespace ultrascale::test {
@@ -51,7 +51,7 @@ TEST(ExpertParallelBadInput, OptionsWithoutEffect) {
                           {"--json", "--demo"});
 }
 
-// A dense program names the one that trains experts.
+// A program for dense models names the one that trains experts.
 TEST(ExpertParallelBadInput, OtherChapters) {
     expect_one_error_line(run("00_single_gpu", "--model nano-moe"),
                           {"--model nano-moe", "06_expert_parallel"});

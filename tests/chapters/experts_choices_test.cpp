@@ -1,6 +1,6 @@
-// --verify of 06_expert_parallel where routers must choose between scores that are equal up to
-// rounding: two correct programs then choose differently, and verify must neither call that an
-// error nor let an error pass as that.
+// --verify of 06_expert_parallel when routers must choose between scores that are equal up to
+// rounding. Two correct programs then choose differently. Verify must neither report that as an
+// error nor take an error for that.
 #include <cstring>
 
 #include "compare_runs.h"
@@ -15,7 +15,7 @@ int64_t flipped(const Outcome& run) {
     return run.summary.at("verify").at("choices_flipped").get<int64_t>();
 }
 
-// A checkpoint in which experts 0 and 5 of each layer get the same score up to rounding.
+// Saves a checkpoint in which experts 0 and 5 of each layer get the same score up to rounding.
 void save_tied_experts(const std::string& dir, const std::string& router) {
     train(0, chapter, fmt::format("{} {} --steps 0 --save {}", small, router, dir));
     const std::string path = dir + "/model.safetensors";
@@ -68,7 +68,7 @@ TEST(TiedExperts, AnErrorIsStillSeen) {
     }
 }
 
-// All tokens are alike, so that rounding decides which of them an expert drops.
+// All tokens are alike, so rounding decides which of them an expert drops.
 TEST(ExpertChoices, DropsAreFollowed) {
     TempDir dir;
     put(dir / "alike.txt", std::string(400, 'x'));
@@ -79,7 +79,7 @@ TEST(ExpertChoices, DropsAreFollowed) {
     EXPECT_GT(flipped(run), 0) << run.out;
 }
 
-// Choices that no router made are a whole micro-batch's, in whichever chunks its rows travel.
+// Forced choices are determined for a whole micro-batch, in whatever chunks its rows travel.
 TEST(ExpertChoices, ForcedOnesDoNotDependOnChunks) {
     for (const char* forced : {"--skew 0.3", "--force-balance", "--skew 0.3 --capacity-factor 1"}) {
         SCOPED_TRACE(forced);
@@ -91,8 +91,8 @@ TEST(ExpertChoices, ForcedOnesDoNotDependOnChunks) {
     }
 }
 
-// With so many tokens, a few of these runs choose differently in later steps, where a bias makes
-// the most of it: it moves by the sign of a difference of loads.
+// With so many tokens, a few of these runs choose differently in later steps. A bias amplifies
+// that, because it moves by the sign of a difference of loads.
 TEST(LongExpertChoices, NoCorrectRunMisses) {
     int64_t all_flips = 0;
     for (int seed = 1; seed <= 3; ++seed)

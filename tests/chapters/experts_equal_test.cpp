@@ -1,5 +1,5 @@
-// 06_expert_parallel: experts shared by ranks give one device's results, and memory and
-// communication are as predicted for the rows that came.
+// 06_expert_parallel: ranks that share experts give one device's results, with memory and
+// communication as predicted for the rows that came.
 #include "compare_runs.h"
 
 namespace ultrascale::test {
@@ -53,7 +53,7 @@ TEST(ExpertParallel, InChunks) {
     expect_equal(2, "--overlap chunks --chunks 4 --capacity-factor 0.8 --drop score");
 }
 
-// Half of the layouts in turn with each combination: so each pair of choices meets.
+// Each combination runs with half of the layouts in turn, so every pair of choices occurs.
 TEST(LongExpertParallel, EqualsOneDevice) {
     const std::pair<int, const char*> layouts[] = {{8, ""},
                                                    {4, "--ep 2 --grad-accum 2 "},
@@ -72,7 +72,7 @@ TEST(LongExpertParallel, EqualsOneDevice) {
             }
 }
 
-// A repetition has the same bits, and so has a run that resumes, with its biases.
+// A repeated run has the same bits, and so has a run that resumes, including its biases.
 TEST(ExpertParallel, RepeatsAndResumes) {
     TempDir dir;
     const std::string common =
@@ -86,13 +86,13 @@ TEST(ExpertParallel, RepeatsAndResumes) {
     const std::vector<double> losses = all.of("loss");
     EXPECT_LE(largest_difference(rest.of("loss"), {losses.begin() + 3, losses.end()}),
               on_gpu ? 1e-5 : 0);
-    // On another number of ranks.
+    // A run may resume on another number of ranks.
     const Outcome alone =
         train(0, chapter, common + "--grad-accum 2 --steps 3 --load " + (dir / "saved"));
     EXPECT_LE(largest_difference(alone.of("loss"), rest.of("loss")), on_gpu ? 1e-5 : 1e-6);
 }
 
-// Hugging Face's losses and norms of the gradient, with and without its loss of balance, for any
+// Expects Hugging Face's losses and gradient norms, with and without its balancing loss, for any
 // number of ranks (tests/reference/make_experts_reference.py).
 void expect_as_hugging_face(const std::string& name, int ranks, const std::string& arguments,
                             const char* kind) {
@@ -119,7 +119,7 @@ TEST(ExpertParallelReference, HuggingFace) {
     expect_as_hugging_face("qwen3_moe", 2, std::string(aux) + "--micro-batch 4", "aux");
 }
 
-// What is loaded is saved again: Mixtral's byte by byte.
+// A loaded model is saved unchanged: Mixtral's even byte by byte.
 TEST(ExpertParallelReference, SavesWhatItLoaded) {
     for (const std::string name : {"mixtral", "qwen3_moe"}) {
         TempDir dir;
@@ -168,7 +168,7 @@ TEST(ExpertParallelTraps, AdamHidesAFactor) {
     EXPECT_GT(largest_difference(right.of("grad_norm"), wrong.of("grad_norm")), 5e-3);
 }
 
-// Drops depend on how the batch is cut; without a capacity the cut does not matter.
+// The drops depend on how the batch is cut; without a capacity the cut does not matter.
 TEST(ExpertParallel, DropsDependOnTheLayout) {
     const auto losses = [](int ranks, const std::string& arguments) {
         return train(ranks, chapter,
@@ -182,7 +182,7 @@ TEST(ExpertParallel, DropsDependOnTheLayout) {
               1e-4);
 }
 
-// The bytes of the two dispatches, and those between nodes.
+// Compares the bytes of the two dispatches, and the bytes between nodes.
 TEST(ExpertParallel, FewerCopiesAreSent) {
     const auto sent = [](const std::string& arguments) {
         const Outcome run = train(

@@ -1,5 +1,5 @@
-// What 06_expert_parallel draws and records: the picture of the experts' loads, and in the trace
-// where the host waits for counts.
+// 06_expert_parallel's picture of the experts' loads, and its trace, which shows where the host
+// waits for counts.
 #include <regex>
 
 #include "compare_runs.h"
@@ -10,7 +10,7 @@ namespace {
 
 const char* const chapter = "06_expert_parallel";
 
-// How often the host waits for counts, on all ranks.
+// Returns how often the host waits for counts, on all ranks.
 int64_t waits(const std::string& arguments) {
     TempDir dir;
     train(2, chapter,
@@ -23,10 +23,10 @@ int64_t waits(const std::string& arguments) {
     });
 }
 
-// A rank must know how many rows come before it can go on, unless a capacity says so.
+// A rank must know the number of rows that arrive before it can go on, unless a capacity fixes it.
 TEST(ExpertTrace, ShowsWhereTheHostWaitsForCounts) {
     const int64_t forwards = 2 * 3 * 2;  // ranks, layers, steps
-    EXPECT_EQ(waits(""), 2 * forwards);  // for its own counts, and for those of the others
+    EXPECT_EQ(waits(""), 2 * forwards);  // once for its own counts, once for the other ranks'
     EXPECT_EQ(waits("--overlap chunks --chunks 4"), 2 * forwards) << "once for all chunks";
     EXPECT_EQ(waits("--recompute full"), 4 * forwards);
     EXPECT_EQ(waits("--dispatch rank"), 2 * forwards) << "for ranks' rows, and for experts'";
@@ -34,13 +34,13 @@ TEST(ExpertTrace, ShowsWhereTheHostWaitsForCounts) {
     EXPECT_EQ(waits("--ep 1"), 0);
 }
 
-// The heights of the bands at the first and at the last step, from the top edge of each.
+// The heights of the bands at the first and at the last step, measured from each band's top edge.
 struct Bands {
-    std::vector<double> first, last;  // as shares
+    std::vector<double> first, last;  // shares of the height
 };
 Bands bands_of(const std::vector<Drawn>& all, size_t experts) {
     Bands bands;
-    constexpr double height = 230;  // of 100 %
+    constexpr double height = 230;  // the height of 100 %
     double first = 340, last = 340;
     for (size_t e = 0; e < experts; ++e) {
         const std::string role = fmt::format("rank{}", e);
@@ -50,7 +50,7 @@ Bands bands_of(const std::vector<Drawn>& all, size_t experts) {
             bands.first.push_back(0), bands.last.push_back(0);
             continue;
         }
-        // The upper edge comes first, from left to right, then the lower one, back.
+        // The upper edge comes first, from left to right, then the lower one, from right to left.
         const auto points = areas[0].points();
         const auto right = std::ranges::max_element(
             points, [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -69,7 +69,7 @@ TEST(ExpertPicture, HasThePrintedLoads) {
     const std::vector<Drawn> all = read_picture(slurp(dir / "loads.svg"));
     expect_readable(all);
     const Bands bands = bands_of(all, experts);
-    // Lines of the table: step, largest, smallest, and each expert's load over the mean.
+    // Lines of the table: step, largest and smallest load, and each expert's load over the mean.
     const auto expect_as_printed = [&](int step, const std::vector<double>& shares) {
         std::smatch line;
         const std::regex row(fmt::format("\n +{} +[0-9.]+ +[0-9.]+((?: +[0-9.]+){{8}})\n", step));

@@ -1,4 +1,4 @@
-// 07_kernels: every kernel is correct at every size, the tables show what each rung teaches, and a
+// 07_kernels: every kernel is correct at every size, the tables show the lesson of each rung, and a
 // student's kernel is ranked.
 #include <algorithm>
 #include <map>
@@ -11,7 +11,7 @@ namespace {
 
 Outcome kernels(const std::string& arguments) { return run("07_kernels", arguments); }
 
-// --json's rows: by kernel, and its size where it has several.
+// Returns --json's rows by kernel, and by size if the kernel has several.
 std::map<std::string, Json> rows_of(const std::string& arguments) {
     TempDir dir;
     const Outcome run = kernels(arguments + " --json " + (dir / "rows.json"));
@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(Family, KernelFamilies, testing::Range(1, 7),
                          testing::PrintToStringParamName());
 
 TEST_P(KernelFamilies, EqualFloat64) {
-    // On the CPU also races, and every table.
+    // On the CPU this also checks for races, and prints every table.
     const Outcome run =
         kernels(fmt::format("{} --family {}", on_gpu ? "--check" : "--microscope", GetParam()));
     EXPECT_EQ(run.exit_code, 0) << run.out << run.err;
@@ -77,12 +77,13 @@ TEST(KernelsMicroscope, ShowsWhatEachRungTeaches) {
         << lines.out;
 }
 
-// What is estimated from the counts: the slow unit of a product, and attention's bytes.
+// Estimates from the counts: the slow unit of a product, and attention's bytes.
 TEST(KernelsEstimates, StallsAndTraffic) {
     if (on_gpu) GTEST_SKIP() << "they need the microscope";
     const Outcome stalls = kernels("--kernel product_shared --kernel product_8x8 --stalls");
     EXPECT_EQ(stalls.exit_code, 0) << stalls.err;
-    // Two turns of shared memory for a multiply-add that takes a quarter of a clock, and the tiles.
+    // A multiply-add takes a quarter of a clock, but two turns of shared memory; loading the tiles
+    // comes on top.
     for (const char* line : {"product_shared                0.48      0.25     2.06     0.08      "
                              "12.1 %       8.1  mio_",
                              "product_8x8                   3.76      0.25     0.27     0.03      "
@@ -112,8 +113,8 @@ TEST(KernelsOutput, FitsAProjector) {
     for (const char* mode :
          {"--list", "--primer", "--check --family 3", "--kernel mine",
           "--kernel product_two_consumers product_fp8_blocks flash_attention_3 copy_strided"}) {
-        // There they measure every rung, and --check runs the slowest ones at full size: minutes,
-        // where a dozen tests share the GPU. PrimerAndSizes prints one family's.
+        // On GPUs these modes measure every rung, and --check runs the slowest ones at full size.
+        // That takes minutes, and a dozen tests share the GPU. PrimerAndSizes prints one family's.
         if (on_gpu && mode != std::string("--list")) continue;
         const Outcome run = kernels(mode);
         EXPECT_EQ(run.exit_code, 0) << run.err;

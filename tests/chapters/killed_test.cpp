@@ -1,5 +1,5 @@
-// kill -9 at random moments: whatever a run was doing, --save's directory has its last complete
-// save, from which training resumes as if nothing had happened.
+// kill -9 at random moments: whatever the run was doing, --save's directory holds its last complete
+// save, and training resumes from it as if nothing had happened.
 #include <atomic>
 #include <random>
 #include <set>
@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A model so small that its runs spend most of their time saving.
+// A model so small that its runs spend most of their time on saving.
 class TinyModel {
 public:
     TinyModel() {
@@ -41,7 +41,7 @@ public:
 
     void survives(int kills, int seed) {
         auto step_time = std::chrono::duration<double>::max();
-        for (int run = 0; run < 3; ++run) {  // the shortest, if others took the core meanwhile
+        for (int run = 0; run < 3; ++run) {  // the shortest counts: others may have used the core
             const auto begin = std::chrono::steady_clock::now();
             run_a_while();
             step_time = std::min<std::chrono::duration<double>>(
@@ -76,7 +76,7 @@ private:
                         arguments_, steps_of_a_run, saved_);
         ranks_ == 0 ? run(chapter_, arguments) : run_ranks(ranks_, chapter_, arguments, 60);
     }
-    // Waits for so many saves of the run, and a moment more.
+    // Waits for `saves` saves of the run, and a moment more.
     void kill_after(int saves, std::chrono::duration<double> moment) {
         const ProcessMark mark;
         std::atomic<bool> over = false;
@@ -93,7 +93,7 @@ private:
         killer.join();
         mark.kill_all();
     }
-    // What a kill in the middle of a save left behind.
+    // Returns the files that a kill in the middle of a save left behind.
     std::set<std::string> unfinished() const {
         std::set<std::string> found;
         if (!fs::exists(saved_)) return found;

@@ -1,5 +1,5 @@
-// What 04_context_parallel refuses: exit code 2, one line on stderr that says what is wrong, no
-// output file touched, no process left.
+// Input that 04_context_parallel refuses: exit code 2, one line on stderr that says what is wrong,
+// no output file touched, no process left.
 #include "compare_runs.h"
 #include "processes.h"
 #include "refused.h"
@@ -67,7 +67,7 @@ TEST_F(ContextParallelBadInput, GroupsThatDoNotDivide) {
            {"--ulysses 2", "3 key-value heads", "multiple"});
 }
 
-// Refused before anything is allocated: these sizes would not fit anywhere.
+// These sizes would not fit anywhere, so they are refused before anything is allocated.
 TEST_F(ContextParallelBadInput, BeforeAnythingIsAllocated) {
     expect(3, "--model llama-3-405b --seq 8192",
            {"--cp 3", "8192 tokens", "--seq 8196 would work"});
@@ -78,7 +78,7 @@ TEST_F(ContextParallelBadInput, BeforeAnythingIsAllocated) {
            {"out of memory", "communication buffers"});
 }
 
-// The message names the next length, and it does work.
+// The message names the next length, and that length works.
 TEST_F(ContextParallelBadInput, LengthsThatCannotBeCut) {
     for (const auto& [ranks, way, length, next] :
          {std::tuple{2, "", 33, 36},

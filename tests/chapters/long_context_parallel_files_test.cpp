@@ -1,5 +1,5 @@
-// 04_context_parallel's checkpoints: Hugging Face's are loaded, trained as transformers trained
-// them, saved unchanged, and continued by any group of ranks.
+// 04_context_parallel loads Hugging Face's checkpoints, trains them as transformers does, saves
+// them unchanged, and continues them with any group of ranks.
 #include "checkpoint_grids.h"
 
 namespace ultrascale::test {
@@ -13,7 +13,7 @@ const Grid grids[] = {{1, "--micro-batch 8"},
                       {4, "--cp 2 --micro-batch 4 --variant all-gather --recompute full"},
                       {4, "--cp 2 --micro-batch 1 --grad-accum 4 --ring-backward restarted"},
                       {8, "--micro-batch 8 --layout contiguous"}};
-// Where the heads can be shared.
+// These grids are for models whose heads can be shared.
 const Grid ulysses_degree[] = {{4, "--micro-batch 8 --variant ulysses"},
                                {8, "--micro-batch 8 --variant usp --ulysses 4"},
                                {8, "--cp 4 --micro-batch 4 --variant usp --ulysses 2"}};
@@ -29,7 +29,8 @@ TEST(ContextParallelReference, LossesAndGradientNormsAreTransformers) {
 
 TEST(ContextParallelCheckpoint, ComesBackBitwise) { expect_comes_back_bitwise(chapter, grids); }
 
-// Weights and the optimizer's states, trained by ranks that share sequences, go on anywhere.
+// Ranks that share sequences train weights and optimizer states, which any other group can
+// continue.
 TEST(ContextParallelCheckpoint, GoesOnAnywhere) {
     TempDir dir;
     const std::string name = "gqa_untied",

@@ -26,9 +26,9 @@ double communication_seconds(const Outcome& outcome) {
 
 constexpr double rate = 0.05e9 / 8;  // bytes/s
 
-// 4 ranks in two nodes, S bytes of gradients. Our all-reduce on the CPU sends 2 (M-1)/M S = S from
-// every rank to the other node; the hierarchical one half of it. (NCCL's ring: 2 (N-1)/N S = 1.5 S
-// through one card.)
+// 4 ranks in two nodes sum S bytes of gradients. Our all-reduce on the CPU sends 2 (M-1)/M S = S
+// from every rank to the other node; the hierarchical one sends half of it. (NCCL's ring: 2 (N-1)/N
+// S = 1.5 S through one card.)
 TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
     const std::string nodes = tiny + "--node-size 2 --inter-gbps 0.05 --sync ";
     Outcome bucket, hierarchical;
@@ -42,7 +42,7 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
             const double expected = size / rate / (outcome == &bucket ? 1 : 2),
                          measured = communication_seconds(*outcome);
             EXPECT_GT(measured, expected);
-            ok = ok && measured < 1.6 * expected + 0.1;  // calls wait for each other too
+            ok = ok && measured < 1.6 * expected + 0.1;  // calls also wait for each other
         }
         return ok;
     });
@@ -60,8 +60,8 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
     })) << "inside a node nothing is slowed down";
 }
 
-// Buckets whose sizes are not multiples of a node's ranks: h = 49 leaves one element of a norm
-// over, and with h = 3 there is nothing to split.
+// The buckets' sizes are not multiples of a node's ranks: h = 49 leaves one element of a norm over,
+// and with h = 3 there is nothing to split.
 TEST(DataParallelNodes, HierarchicalWithRemainders) {
     TempDir dir;
     for (const auto& [hidden, node_size] :
@@ -74,7 +74,7 @@ TEST(DataParallelNodes, HierarchicalWithRemainders) {
                                     dir.path(), node_size));
         EXPECT_EQ(outcome.summary.at("verify").at("result"), "ok");
     }
-    // Without --node-size the machines are the nodes: here one.
+    // Without --node-size the machines are the nodes; here there is one.
     EXPECT_EQ(train_on(4, tiny + "--sync hierarchical --grad-accum 2 --no-sync off")
                   .summary.at("verify")
                   .at("result"),
@@ -108,7 +108,7 @@ TEST(DataParallelNodes, BadInput) {
     expect_refused_on(2, "--node-size 2 --inter-gbps 0", {"--inter-gbps", "0"});
     expect_refused_on(2, "--node-size 2 --inter-gbps nan", {"--inter-gbps", "nan"});
     expect_refused_on(2, "--sync hierarchy", {"--sync", "hierarchy", "hierarchical"});
-    // 12.5 MiB of moments, and as much of its own
+    // 12.5 MiB of moments, and as much for DiLoCo's own state
     expect_refused_on(2, "--layers 8 --seq 128 --micro-batch 1 --device-memory 0.034 --sync diloco",
                       {"out of memory", "optimizer 25.0 MiB", "--sync"});
     expect_refused_on(2, "--sync diloco --inner-steps 0", {"--inner-steps", "0"});
@@ -159,15 +159,15 @@ TEST(DiLoCo, OfOneRankIsPlainTraining) {
 TEST(DiLoCo, OuterStepByHand) {
     const std::string arguments = "--layers 2 --seq 32 --micro-batch 4 --steps 3 --sync ";
     const std::vector<double> plain = train_on(1, arguments + "bucket").of("loss");
-    // The first Nesterov step moves by eta (1 + mu) delta: with eta = 1 / 1.9 as far as AdamW
-    // moved. The second moves further.
+    // The first Nesterov step moves by eta (1 + mu) delta: with eta = 1 / 1.9 as far as AdamW. The
+    // second step moves further.
     const std::vector<double> nesterov =
         train_on(1, arguments +
                         "diloco --inner-steps 1 --outer-lr 0.5263157894736842 --outer-momentum 0.9")
             .of("loss");
     EXPECT_NEAR(nesterov[1], plain[1], 1e-6);
     EXPECT_LT(nesterov[2], plain[2] - 1e-3);
-    // With eta = 0 theta stays where it was, on every rank.
+    // With eta = 0 theta does not move, on any rank.
     const std::vector<double> still =
         train_on(2, arguments + "diloco --inner-steps 1 --outer-lr 0 --outer-momentum 0")
             .of("loss");

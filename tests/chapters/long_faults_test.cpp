@@ -19,7 +19,7 @@ std::vector<std::string> lines_with(const std::string& text, const std::string& 
 
 class Faults : public testing::Test {
 protected:
-    // The job ends, and does not wait for a rank that has failed.
+    // Expects that the job ends and does not wait for a rank that has failed.
     static Outcome in_time(const std::function<Outcome()>& run) {
         const auto begin = Clock::now();
         Outcome outcome = run();
@@ -27,7 +27,7 @@ protected:
         return outcome;
     }
 
-    // Three ranks, of which rank 1 fails.
+    // Runs three ranks, of which rank 1 fails.
     static Outcome run_fault(const std::string& fault, int on = 1) {
         return in_time([&] {
             return run_ranks(3, "fault_program", {"--fault", fault, "--on", fmt::format("{}", on)},
@@ -35,8 +35,8 @@ protected:
         });
     }
 
-    // Expects `line` on stderr, and no other line from the program. (Open MPI's launcher adds lines
-    // of its own.)
+    // Expects `line` on stderr, and no other line from the program. (Open MPI's launcher adds its
+    // own lines.)
     void expect_line(const Outcome& outcome, int exit_code, const std::string& line) {
         EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err << outcome.out;
         EXPECT_EQ(lines_with(outcome.err, "error: "), (std::vector<std::string>{line}))
@@ -49,7 +49,7 @@ protected:
         expect_line(in_time([&] { return run_each_rank(commands, 60); }), 2, "error: " + telling);
     }
 
-    // Exactly the dead rank is named, although the launcher then kills the others.
+    // Only the dead rank is named, although the launcher then kills the others.
     void expect_death(const Outcome& outcome, int rank) {
         const char* const launcher = std::getenv("MPIRUN");
         if (launcher && contains(launcher, "--oversubscribe"))  // Open MPI's
@@ -131,7 +131,7 @@ TEST_F(Faults, RanksUseTheCoresTheyAreBoundTo) {
     if (given) setenv("OMP_NUM_THREADS", before.c_str(), 1);
 }
 
-// As if started by another MPI's launcher: n times, each process alone.
+// Another MPI's launcher would start n processes, each of them alone.
 TEST_F(Faults, LauncherOfAnotherMpi) {
     setenv("OMPI_COMM_WORLD_SIZE", "4", 1);
     const Outcome outcome = run("01_data_parallel", "--demo collectives");
@@ -142,7 +142,7 @@ TEST_F(Faults, LauncherOfAnotherMpi) {
         << outcome.err;
 }
 
-// As if started by srun without --mpi: the same. An allocation's own shell is none of its tasks.
+// srun without --mpi has the same effect. The shell of an allocation is not one of its tasks.
 TEST_F(Faults, SrunThatDoesNotSpeakToMpi) {
     setenv("SLURM_NTASKS", "2", 1), setenv("SLURM_PROCID", "1", 1);
     EXPECT_EQ(run("fault_program", "--help").exit_code, 0);
@@ -173,7 +173,7 @@ TEST_F(Faults, UserErrorOnOneRank) {
     expect_line(run_fault("user error"), 2, "error: rank 1: the file is wrong");
 }
 
-// While a communication is in flight that can never end.
+// A communication that can never end is in flight.
 TEST_F(Faults, UserErrorUnderWay) {
     expect_line(run_fault("user error under way", -1), 2, "error: the file is wrong");
 }
@@ -216,7 +216,7 @@ TEST_F(Faults, KilledRankIsNamed) {
     for (int rank : {0, 1, 2}) expect_death(run_fault("killed", rank), rank);
 }
 
-// Peers that were copying from its memory fail, too; they must not be named.
+// Peers that were copying from the dead rank's memory fail, too, but must not be named.
 TEST_F(Faults, RankKilledUnderWayIsNamed) {
     if (on_gpu) GTEST_SKIP() << "on GPUs tests/faults/kill_rank.sh tries it";
     for (int time = 0; time < 6; ++time)

@@ -1,5 +1,5 @@
-// As modes_test.cpp, for the modes of 09 that take ranks or seconds: every option is refused, or
-// changes what the mode says. (--calibrate measures: its output changes anyway.)
+// Like modes_test.cpp, for the modes of 09 that take ranks or seconds: every option is refused, or
+// changes the mode's output. (--calibrate measures, so its output changes anyway.)
 #include <algorithm>
 
 #include "mode_effects.h"
@@ -15,7 +15,7 @@ void expect_effects(const std::string& always, int ranks, std::vector<std::strin
 }
 
 TEST(LongModes, EstimateHonoursOrRefusesAllOptions) {
-    // The rate beyond a node belongs to --node-size, of which the table of axes makes use.
+    // The rate between nodes belongs to --node-size, which the table of axes uses.
     expect_effects("--estimate --micro-batch 1 --grad-accum 4", 4, {"--inter-gbps"});
 }
 TEST(LongModes, PlaybookHonoursWhatItReads) {

@@ -83,7 +83,7 @@ TEST_F(ParallelBadInput, Files) {
     EXPECT_EQ(slurp(dir / "file"), "before\n");
 }
 
-// Each rank needs memory for what is predicted, and the message says how much.
+// Each rank needs the predicted memory, and the message says how much.
 TEST_F(ParallelBadInput, OutOfMemory) {
     expect(data_parallel, "--device-memory 0.01",
            {"out of memory",
@@ -97,8 +97,8 @@ TEST_F(ParallelBadInput, OutOfMemory) {
            {"out of memory", "parameters 3.13 MiB, gradients 3.13 MiB, optimizer 6.26 MiB"});
     expect(zero, "--stage 3 --recompute full --micro-batch 1 --no-verify --device-memory 0.01",
            {"any of: more ranks\n"});
-    // What the message advises fits, together with the weights and gradients that diloco and
-    // --no-sync off hold besides the model's.
+    // The message's advice leads to a run that fits, including the weights and gradients that
+    // diloco and --no-sync off hold besides the model's.
     for (const char* way : {"--sync diloco", "--no-sync off --grad-accum 2"}) {
         const std::string arguments =
             fmt::format("--steps 2 --seq 32 --peak-tflops 1 --no-verify {} --device-memory", way);
@@ -115,8 +115,8 @@ TEST_F(ParallelBadInput, OutOfMemory) {
                       0);
         }
     }
-    // One byte less than rank 0 needs. The others need less, as their shards end in padding; still
-    // there is one message, from all ranks.
+    // The limit is one byte less than rank 0 needs. The other ranks need less, as their shards end
+    // in padding; still there is one message for all ranks.
     const std::string odd = "--stage 1 --seq 16 --micro-batch 1 --layers 1 --steps 1 --no-verify";
     const double needed =
         train(7, zero, odd).summary.at("memory").at("peak").at("predicted").get<double>();
@@ -124,8 +124,8 @@ TEST_F(ParallelBadInput, OutOfMemory) {
         run_ranks(7, zero,
                   fmt::format("{} --device-memory {}", odd, (needed - 1) / double(1 << 30)), 60),
         {"out of memory: predicted"});
-    // The plain run of --verify comes on top of what was predicted, and on rank 0 only: MPI's
-    // launcher adds a line of its own.
+    // --verify's plain run needs memory beyond the prediction, on rank 0 only. MPI's launcher adds
+    // its own line.
     const Outcome outcome = run_ranks(2, zero,
                                       "--steps 2 --seq 32 --peak-tflops 1 --stage 3 --micro-batch "
                                       "1 --recompute full --verify --device-memory 0.02",
@@ -143,7 +143,7 @@ protected:
         for (const char* file : {"config.json", "model.safetensors"})
             fs::copy(reference("gqa_untied") + "/" + file, dir.path());
     }
-    // With every kind of sharding, since each loads different pieces.
+    // Tries every kind of sharding, since each loads different pieces.
     void expect_all(const std::vector<std::string>& telling, const std::string& others = "") {
         const std::string arguments = fmt::format("--load {} --data {}/tokens.bin {}", dir.path(),
                                                   reference("gqa_untied"), others);
@@ -187,7 +187,7 @@ TEST_F(ParallelBadCheckpoint, TrainingStateOfAnotherKind) {
                       dir.path()));
     expect_all({"--dtype bf16", "goes on with --dtype fp32"}, "--dtype bf16");
     expect_all({"--shuffle", "goes on without it"}, "--shuffle");
-    // A state that was written before states held the options.
+    // A state that was written before states recorded the options.
     Json state = Json::parse(slurp(dir / "trainer_state.json"));
     state.erase("options");
     put(dir / "trainer_state.json", state.dump());

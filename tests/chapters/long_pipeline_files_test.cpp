@@ -1,12 +1,12 @@
-// 05_pipeline's checkpoints: Hugging Face's are loaded, trained as transformers trained them, saved
-// unchanged, and continued by any number of stages.
+// 05_pipeline loads Hugging Face's checkpoints, trains them as transformers does, saves them
+// unchanged, and continues them with any number of stages.
 #include "checkpoint_grids.h"
 #include "pipeline_runs.h"
 
 namespace ultrascale::test::pipeline {
 namespace {
 
-// The references have two layers.
+// The reference models have two layers.
 const Grid grids[] = {{1, "--micro-batch 8"},
                       {1, "--micro-batch 2 --grad-accum 4 --schedule zb-h1"},
                       {2, "--micro-batch 1 --grad-accum 8"},
@@ -24,7 +24,7 @@ TEST(PipelineReference, LossesAndGradientNormsAreTransformers) {
 
 TEST(PipelineCheckpoint, ComesBackBitwise) { expect_comes_back_bitwise(chapter, grids); }
 
-// Weights and the optimizer's states, trained by stages, go on anywhere.
+// A pipeline trains weights and optimizer states, which any other layout can continue.
 TEST(PipelineCheckpoint, GoesOnAnywhere) {
     for (const char* name : {"gqa_untied", "tied_head_dim"}) {
         TempDir dir;

@@ -1,5 +1,5 @@
-// 05_pipeline, the whole of it: every schedule on every number of ranks, with few, many and odd
-// numbers of micro-batches, and in the time that the simulator says; and what is refused.
+// All of 05_pipeline: every schedule on every number of ranks, with few, many and odd numbers of
+// micro-batches, in the simulated time; and the input that it refuses.
 #include "pipeline_runs.h"
 #include "processes.h"
 #include "refused.h"
@@ -73,8 +73,8 @@ TEST(LongPipeline, InBf16) {
                 fmt::format("--schedule {} --grad-accum 4 --dtype bf16 {}", schedule, grads));
 }
 
-// On two cores eight ranks compute too slowly to show a bubble, but not to pretend. On an idle
-// machine the times are within 3 % (MEASURED.md); here other tests need the cores, too.
+// On two cores eight ranks compute too slowly to show a bubble, but they can pretend to compute. On
+// an idle machine the times are within 3 % (MEASURED.md); here other tests need the cores, too.
 TEST(LongPipeline, PretendedTimesAreAsSimulated) {
     for (const int p : {2, 4, 8}) {
         const LayeredModel model(2 * p);
@@ -93,8 +93,8 @@ TEST(LongPipeline, PretendedTimesAreAsSimulated) {
     }
 }
 
-// A hop costs 1F1B 2 (p-1) / p of itself for every micro-batch, but not ZB-H2, whose warm-up is
-// twice as long.
+// In 1F1B a hop costs 2 (p-1) / p of its time for every micro-batch. In ZB-H2 it does not, because
+// the warm-up is twice as long.
 TEST(LongPipeline, HopsCostWhatTheyShould) {
     const int p = 4, m = 16;
     const LayeredModel model(8);
@@ -113,16 +113,16 @@ TEST(LongPipeline, HopsCostWhatTheyShould) {
     };
     const double law = 2.0 * (p - 1) / p * m;
     EXPECT_TRUE(in_one_of_six_tries([&] {
-        // Of milliseconds of a hop. Beside what each micro-batch loses, the hops of the warm-up
-        // and the end.
+        // The slope is the time per millisecond of a hop. Besides the loss for each micro-batch it
+        // contains the hops of the warm-up and the end.
         const double slope = (step("1f1b", 9) - step("1f1b", 1)) / 8,
                      h2_slope = (step("zb-h2", 9) - step("zb-h2", 1)) / 8;
         return std::abs(slope - law) < 0.25 * law && h2_slope < 0.5 * law;
     }));
 }
 
-// A step that ends with a barrier has the bubble of its first ranks' head start back: ZB-H2 is then
-// no faster than ZB-H1. Without the barrier it is by that bubble, (p-1) F.
+// If a step ends with a barrier, the bubble of the first ranks' head start comes back: ZB-H2 is
+// then no faster than ZB-H1. Without the barrier it is faster by that bubble, (p-1) F.
 TEST(LongPipeline, OnlyPostValidationKeepsWhatZeroBubbleH2Promises) {
     const int p = 4;
     const double F = 20;  // milliseconds, as B and W
@@ -194,7 +194,7 @@ TEST_F(PipelineBadInput, MicroBatchesThatAScheduleCannotTake) {
     expect(2, "--schedule dualpipev --grad-accum 3", {"dualpipev", "at least 4"});
 }
 
-// Before a step is measured.
+// These are refused before a step is measured.
 TEST_F(PipelineBadInput, OptimalSchedules) {
     const auto expect_at_once = [](const std::string& arguments, const std::string& telling) {
         const Outcome refused =

@@ -8,14 +8,14 @@
 namespace ultrascale::test {
 namespace {
 
-// `samples` samples of 16 bytes and the last target.
+// Returns a text of `samples` samples of 16 bytes and the last target.
 std::string some_text(int samples) {
     std::string text;
     for (int i = 0; i <= 16 * samples; ++i) text += char('a' + (i * i + i / 7) % 26);
     return text;
 }
 
-// The validation losses, by step.
+// Returns the validation losses by step.
 std::map<int, double> validations(const Outcome& outcome) {
     std::map<int, double> losses;
     for (const Json& step : outcome.steps)
@@ -24,8 +24,8 @@ std::map<int, double> validations(const Outcome& outcome) {
     return losses;
 }
 
-// With a learning rate of 0 the same model trains on the file in one batch of 5 samples, and
-// validates on it in micro-batches of 2, 2 and 1.
+// With a learning rate of 0 the same model trains on the file in one batch of 5 samples, and is
+// validated on it in micro-batches of 2, 2 and 1.
 TEST(SingleGpuValidation, IsTheLossThatTrainingWouldHaveOnTheFile) {
     TempDir dir;
     const std::string file = dir / "validation.txt";
@@ -102,7 +102,8 @@ TEST(SingleGpuValidation, ComesEveryNStepsAndAfterTheLast) {
     EXPECT_TRUE(
         contains(run.out, fmt::format("validation at step 4: loss {:.4f} (best {:.4f} at step 2)",
                                       losses.at(4), losses.at(2))));
-    // Steps are counted on from a checkpoint; without a step, the checkpoint itself is validated.
+    // A loaded run continues the count of steps. With no further step, the checkpoint itself is
+    // validated.
     const std::string load = base + fmt::format("--data {} --val-data {} --load {} ", dir / "a.txt",
                                                 dir / "b.txt", dir / "saved");
     EXPECT_EQ(validations(train("00_single_gpu", load + "--steps 3 --val-every 3")).count(6), 1u);

@@ -1,4 +1,4 @@
-// 03_tensor_parallel's checkpoints: Hugging Face's are loaded, saved unchanged, and continued on
+// 03_tensor_parallel loads Hugging Face's checkpoints, saves them unchanged, and continues them on
 // any grid of ranks; and the options that it refuses.
 #include "compare_runs.h"
 #include "processes.h"
@@ -24,8 +24,8 @@ Outcome train_grid(const Grid& grid, const std::string& arguments) {
                  fmt::format("--seq 40 --lr 1e-3 --no-verify {} {}", grid.arguments, arguments));
 }
 
-// Loaded and saved without a step: the same tensors, whoever held which slices (and which copies:
-// at tp 4 of key-value heads).
+// A checkpoint that is loaded and saved without a step has the same tensors, whichever rank held
+// which slices (and, at tp 4, copies of key-value heads).
 TEST(TensorParallelCheckpoint, ComesBackBitwise) {
     for (const char* dtype : {"fp32", "bf16"}) {
         TempDir dir;
@@ -108,12 +108,12 @@ TEST_F(TensorParallelBadInput, OfACompare) {
     refuses("--seq 33", {"--sequence-parallel", "33 tokens"});
     refuses("--device-memory 0.045",
             {"out of memory", "activations",
-             "--micro-batch 7 would fit"});  // with sequence parallelism 8 do
+             "--micro-batch 7 would fit"});  // with sequence parallelism 8 would
     refuses("--grad-accum 1099511627776 --micro-batch 1 --seq 8",
             {"1099511627776 sequences", "--grad-accum"});
 }
 
-// Refused before anything is allocated: these sizes would not fit anywhere.
+// These sizes would not fit anywhere, so they are refused before anything is allocated.
 TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
     expect(3, "--tp 2", {"--tp 2", "3 ranks", "divide"});
     expect(2, "--tp 4", {"--tp 4", "2 ranks"});
@@ -137,14 +137,14 @@ TEST_F(TensorParallelBadInput, WhatDoesNotSplit) {
     expect(4, with({{"vocab_size", 3}}), {"vocabulary of 3"});
 }
 
-// What the report calls the largest micro-batch fits, and one more sequence does not.
+// The micro-batch that the report calls the largest fits; one more sequence does not.
 TEST_F(TensorParallelBadInput, MicroBatchTooLarge) {
     for (const char* way : {"", " --sequence-parallel"}) {
         const std::string arguments = fmt::format("--no-verify --device-memory 0.2{}", way);
         const Outcome small = train(2, chapter, "--steps 1 --seq 32 --micro-batch 1 " + arguments);
         const auto largest = small.summary["fits"]["largest_micro_batch"].get<int>();
         EXPECT_GT(largest, 8);
-        if (!on_gpu) {  // there workspace comes on top
+        if (!on_gpu) {  // on GPUs workspace comes on top
             train(2, chapter,
                   fmt::format("--steps 1 --seq 32 --micro-batch {} {}", largest, arguments));
         }
@@ -155,7 +155,7 @@ TEST_F(TensorParallelBadInput, MicroBatchTooLarge) {
                                  "--steps 1 --seq 31 --micro-batch 2 --recompute full "
                                  "--partition-checkpoints --no-verify --device-memory 0.2");
     EXPECT_EQ(parted.summary["fits"]["largest_micro_batch"].get<int>() % 2,
-              0);  // of 31 tokens each two ranks cannot share an odd number
+              0);  // two ranks cannot share an odd number of samples of 31 tokens
 }
 
 TEST_F(TensorParallelBadInput, Checkpoints) {

@@ -1,5 +1,4 @@
-// Checkpoints of 02_zero: saved by any stage and number of ranks, they can be resumed by any other,
-// and in the other chapters.
+// Checkpoints of 02_zero: any other stage, number of ranks, or chapter can resume them.
 #include <random>
 #include <set>
 #include <thread>
@@ -10,7 +9,7 @@
 namespace ultrascale::test {
 namespace {
 
-// A stage at a number of ranks, with a global batch of 12 sequences.
+// A stage and a number of ranks, with a global batch of 12 sequences.
 struct Setting {
     int stage, ranks, micro_batch, grad_accum = 1;
     std::string text() const { return fmt::format("stage {} at {} ranks", stage, ranks); }
@@ -33,8 +32,8 @@ Outcome train_12(const std::string& chapter, int ranks, const std::string& argum
 
 const Setting others[] = {{0, 2, 6}, {1, 4, 3}, {2, 1, 12}, {3, 2, 3, 2}, {1, 3, 2, 2}};
 
-// 2 steps and a save, then 3 more from there: in the same setting, at another stage, at other
-// numbers of ranks, and elsewhere.
+// Trains 2 steps, saves, and trains 3 more from there: with the same setting, at another stage, on
+// other numbers of ranks, and in other chapters.
 void expect_resumes(const Setting& saved, const SmallModel& model, const std::string& arguments,
                     double bound) {
     TempDir dir;
@@ -48,7 +47,7 @@ void expect_resumes(const Setting& saved, const SmallModel& model, const std::st
         EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4, 5}));
         EXPECT_LE(largest_difference(run.of("loss"), rest), within);
     };
-    for (int stage : {0, 1, 2, 3}) {  // with the same ranks, on a CPU, the same bits
+    for (int stage : {0, 1, 2, 3}) {  // the same bits with the same ranks on a CPU
         SCOPED_TRACE(fmt::format("stage {}", stage));
         expect_goes_on(train_12({stage, saved.ranks, saved.micro_batch}, go_on + " --no-verify"),
                        on_gpu ? 1e-5 : 0);
@@ -69,7 +68,7 @@ TEST(ZeroCheckpoint, GoesOnAnywhere) {
     expect_resumes({3, 3, 4}, model, "", on_gpu ? 1e-5 : 1e-6);
 }
 
-// Saved with the states on the host, continued with them on the device, and the other way round.
+// The run saves with the states on the host and continues with them on the device, and vice versa.
 TEST(ZeroCheckpoint, GoesOnWhereverTheStatesLive) {
     const SmallModel model;
     for (const char* dtype : {"fp32", "bf16"}) {
@@ -95,13 +94,13 @@ TEST(ZeroCheckpoint, GoesOnWhereverTheStatesLive) {
     }
 }
 
-// Master weights are saved, too. In bf16 another order of sums means another rounding.
+// Master weights are saved, too. In bf16 another order of sums rounds differently.
 TEST(ZeroCheckpoint, GoesOnAnywhereInBf16) {
     const SmallModel tied(true);
     expect_resumes({1, 4, 3}, tied, "--dtype bf16 --shuffle", 5e-3);
 }
 
-// What was loaded is saved unchanged with any sharding.
+// A loaded checkpoint is saved unchanged with any sharding.
 TEST(ZeroCheckpoint, ComesBackBitwise) {
     for (const char* dtype : {"fp32", "bf16"}) {
         TempDir dir;
@@ -122,8 +121,7 @@ TEST(ZeroCheckpoint, ComesBackBitwise) {
     }
 }
 
-// A Hugging Face checkpoint gives the losses that 00_single_gpu gives, at any stage and number of
-// ranks.
+// At any stage and number of ranks a Hugging Face checkpoint gives the losses of 00_single_gpu.
 TEST(ZeroCheckpoint, HuggingFaceAnywhere) {
     for (const char* name : {"gqa_untied", "tied_head_dim", "llama3_bf16"}) {
         SCOPED_TRACE(name);
@@ -161,7 +159,7 @@ TEST(ZeroCheckpoint, SurvivesBeingKilledWhileSaving) {
     for (int round = 0; round < 8; ++round) {
         const ProcessMark mark;
         const int delay =
-            int(random() % (2000u << round));  // microseconds after the save has begun: of any size
+            int(random() % (2000u << round));  // microseconds after the save has begun
         std::thread killer([&] {
             const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
             while (!std::filesystem::exists(saved + "/.saving") &&
@@ -178,7 +176,8 @@ TEST(ZeroCheckpoint, SurvivesBeingKilledWhileSaving) {
         const Outcome next =
             train(3, "02_zero", common + fmt::format("--steps 1 --load {}", saved));
         ASSERT_EQ(next.steps.size(), 1u);
-        // half a save, which the next one would forget: now its beginning is seen
+        // Removes half a save, which the next save would discard: the beginning of the save was
+        // observed.
         std::filesystem::remove_all(saved + "/.saving");
         const auto step = next.steps[0].at("step").get<int64_t>();
         seen.insert(step - 1);

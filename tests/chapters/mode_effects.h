@@ -1,5 +1,5 @@
-// What a mode of 09 reads changes what it says: its exit code, its output or a file. (Of what it
-// does not read, unit/mode_options_test.cpp sees that it is refused.)
+// An option that a mode of 09 reads changes its exit code, its output or a file.
+// (unit/mode_options_test.cpp tests that the other options are refused.)
 #pragma once
 
 #include <map>
@@ -12,7 +12,8 @@ namespace ultrascale::test {
 
 class ModeEffects {
 public:
-    // `ranks` that run, or 0 without the launcher; `always`: the mode's own options.
+    // `ranks` is the number of ranks, or 0 without the launcher; `always` holds the mode's own
+    // options.
     ModeEffects(std::string always, int ranks = 0) : ranks_(ranks), always_(std::move(always)) {
         const std::string save = "--layers 2 --steps 0 --no-verify --save " + directory_.path();
         EXPECT_EQ(run("00_single_gpu", save).exit_code, 0);
@@ -20,11 +21,11 @@ public:
     // Expects that the option is refused, or changes something.
     void expect(const OneOfAll& option) {
         std::string with = option.with, value = option.value;
-        // A plan has it anyway.
+        // A plan always has sequence parallelism.
         if (const size_t at = with.find("--sequence-parallel");
             at != with.npos && always_.starts_with("--plan"))
             with.erase(at, 19);
-        // These two need each other: another value, then.
+        // These two need each other, so they get another value.
         if (option.name == "--node-size") with += " --node-size 4";
         if (option.name == "--inter-gbps") with += " --inter-gbps 300";
         if (option.name == "--load") value = directory_.path();
@@ -38,8 +39,9 @@ public:
             return;
         }
         if (refused(outcome)) return;
-        // An error is no effect, but: where --dp follows from the ranks and the other axes, it can
-        // only contradict them; and 09 says where dropout is shown.
+        // An error does not count as an effect, with two exceptions: if --dp follows from the ranks
+        // and the other axes, it can only contradict them; and for dropout 09 refers to the chapter
+        // that shows it.
         const bool follows = option.name == "--dp" && !always_.starts_with("--plan");
         const bool may_err = follows || option.name == "--dropout";
         EXPECT_TRUE(outcome.exit_code != 2 || may_err) << outcome.err;
@@ -51,12 +53,12 @@ private:
     static bool refused(const Outcome& outcome) {
         return outcome.exit_code == 2 && contains(outcome.err, " has no effect");
     }
-    // Without what changes from one run to the next: the times that it took.
+    // Returns the output without the parts that differ from run to run, the times.
     static std::string said(const Outcome& outcome) {
         std::string text = fmt::format("{}\n{}{}", outcome.exit_code, outcome.out, outcome.err);
         const size_t planned = text.find("; planned in ");
         if (planned != text.npos) text.erase(planned, text.find('\n', planned) - planned);
-        for (const Json& row : outcome.rows) text += row.dump();  // more digits
+        for (const Json& row : outcome.rows) text += row.dump();  // rows have more digits
         return text;
     }
     const Outcome& run_once(const std::string& arguments) {

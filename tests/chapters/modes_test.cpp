@@ -1,5 +1,5 @@
-// Each option that a mode of 09 reads changes what the mode says. Modes that take ranks or seconds:
-// long_modes_test.cpp.
+// Each option that a mode of 09 reads changes the mode's output. Modes that take ranks or seconds
+// are in long_modes_test.cpp.
 #include <algorithm>
 
 #include "mode_effects.h"
@@ -8,7 +8,7 @@
 namespace ultrascale::test {
 namespace {
 
-// Of all_options(): those that the mode reads.
+// Tries those of all_options() that the mode reads.
 void expect_effects(const std::string& mode, const std::string& always) {
     ModeEffects effects(always);
     for (const ModeOptions& one : all_modes())
@@ -25,8 +25,8 @@ TEST(Modes, ExplainLayoutHonoursWhatItReads) {
 }
 TEST(Modes, PublishedHonoursWhatItReads) { expect_effects("--published", "--published"); }
 
-// The same rule in the other chapters: demos show fixed sizes, and --estimate no course of a
-// training.
+// The same rule holds in the other chapters: demos show fixed sizes, and --estimate shows no course
+// of a training.
 TEST(Modes, OfOtherChaptersRefuseWhatTheyDoNotRead) {
     for (const auto& [chapter, mode] : {std::pair{"00_single_gpu", "--demo parameters"},
                                         {"00_single_gpu", "--demo batch"},

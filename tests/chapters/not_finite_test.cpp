@@ -1,5 +1,5 @@
-// A training whose loss or norm is not finite: all ranks stop after that step, say so once, name
-// the last finite checkpoint, and leave it alone.
+// If the loss or norm of a training is not finite, all ranks stop after that step, say so once,
+// name the last finite checkpoint, and leave it alone.
 #include <cstring>
 
 #include "run_program.h"
@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 const std::string tiny = "--layers 1 --micro-batch 1 --seq 16 --peak-tflops 1 --no-verify ",
                   diverging = tiny + "--lr 1e6 --weight-decay 1e6 --clip 0 --steps 9 ";
 
-// The last line of --json, and the one line on stderr.
+// The contents of --json's last line, and of the one line on stderr.
 struct Stopped {
     int64_t step;
     std::string what, checkpoint;
@@ -63,7 +63,8 @@ TEST(NotFinite, StopsAndKeepsTheLastCheckpoint) {
     EXPECT_FALSE(Json::parse(slurp(dir / "trace.json")).at("traceEvents").empty());
     EXPECT_TRUE(contains(slurp(dir / "page.html"), "not_finite"));
 
-    // The same training goes on to the same step; the checkpoint that it began with is named.
+    // A second run from the checkpoint reaches the same step, and names the checkpoint that it
+    // began with.
     const Stopped again = expect_stop(0, "00_single_gpu",
                                       diverging + fmt::format("--load {} --save {}", saved, saved));
     EXPECT_EQ(again.step, stopped.step);
@@ -119,7 +120,7 @@ TEST(NotFinite, CheckpointsThatAreNotAreNotNamed) {
         << compared.err;
 }
 
-// In every chapter that trains, and however its ranks come to know a step's loss and norm.
+// This holds in every chapter that trains, however its ranks learn a step's loss and norm.
 TEST(LongNotFinite, InEveryChapter) {
     struct Run {
         int ranks;

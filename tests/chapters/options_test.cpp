@@ -1,5 +1,5 @@
-// Options without effect are refused with the reason, unknown ones with what may have been meant.
-// And the output that all programs have: --json's lines, --log-every, lines on a terminal.
+// Options without effect are refused with the reason, unknown ones with a suggestion. Also the
+// output that all programs have: --json's lines, --log-every, lines on a terminal.
 #include <fmt/ranges.h>
 
 #include <cstdlib>
@@ -117,14 +117,15 @@ std::set<std::string> options_of(const std::string& chapter) {
     return names;
 }
 
-// OPTIONS.md's table of which chapter has which option, and the one behind "is an option of".
+// OPTIONS.md's table of the options of each chapter, and the table behind "is an option of", agree
+// with the programs.
 TEST(Options, TablesAreWhatTheProgramsSay) {
     const std::string command =
         fmt::format("python3 tests/options.py --check {} >&2", built.string());
     EXPECT_EQ(std::system(command.c_str()), 0) << "make options";
 }
 
-// The exit codes that --help lists are those of OPTIONS.md.
+// --help lists the exit codes of OPTIONS.md.
 TEST(Options, PageHasTheExitCodes) {
     std::string page;
     for (const char c : slurp(built / "../../OPTIONS.md"))
@@ -147,7 +148,7 @@ TEST(Options, OfOtherChaptersAreKnown) {
         "03_tensor_parallel", "04_context_parallel", "05_pipeline",
         "06_expert_parallel", "07_kernels",          "08_mixed_precision",
         "09_5d_parallel"};
-    std::map<std::string, std::vector<std::string>> owners;  // of an option
+    std::map<std::string, std::vector<std::string>> owners;  // of each option
     for (const std::string& chapter : chapters)
         for (const std::string& name : options_of(chapter)) owners[name].push_back(chapter);
     std::vector<std::string> training = chapters;
@@ -206,7 +207,7 @@ TEST(JsonLines, HaveTheRowsOfTables) {
     ASSERT_EQ(syncs.size(), 6u);
     EXPECT_EQ(syncs[0].at("calls"), 0);      // no communication
     EXPECT_EQ(syncs[1].at("calls"), 9 + 3);  // naive: a layer's tensors, embedding, norm, head
-    // What the first screen taught wrongly: a ring sends as much as an all-reduce, no more.
+    // A ring sends as much as an all-reduce, no more; an earlier first screen had this wrong.
     EXPECT_EQ(syncs[1].at("sent_bytes"), syncs[4].at("sent_bytes")) << syncs[1] << syncs[4];
     const std::vector<Json> stages = rows(2, "02_zero", small + "--steps 3 --compare");
     ASSERT_EQ(stages.size(), 5u);  // 0, plain, 1, 2, 3
@@ -222,7 +223,7 @@ TEST(JsonLines, HaveTheRowsOfTables) {
     EXPECT_EQ(bandwidth.front().at("right"), true);
 }
 
-// A run that is killed leaves the lines of the steps that it had done.
+// A run that is killed leaves the lines of its finished steps.
 TEST(JsonLines, AreWrittenAsTheyCome) {
     TempDir dir;
     const std::string command = fmt::format(
@@ -254,7 +255,7 @@ TEST(StepLines, EveryNth) {
     EXPECT_EQ(fifth.steps.size(), 11u);
 }
 
-// On a terminal the lines stay as well, and fit into 80 columns.
+// On a terminal the lines also stay, and fit into 80 columns.
 TEST(StepLines, OnATerminal) {
     if (std::system("command -v script >/dev/null") != 0) GTEST_SKIP() << "needs script(1)";
     TempDir dir;

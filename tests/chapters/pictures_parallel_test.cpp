@@ -1,4 +1,4 @@
-// The pictures of 03_tensor_parallel and 07_kernels (--svg) show what the runs had.
+// The pictures of 03_tensor_parallel and 07_kernels (--svg) show the sizes of the runs.
 #include <regex>
 
 #include "refused.h"
@@ -15,7 +15,7 @@ std::vector<Drawn> picture_of(const std::string& path) {
     return all;
 }
 
-// The one rectangle whose hint begins so, and what its hint says besides.
+// Finds the one rectangle whose hint begins with `begin`, and returns the rest of the hint.
 std::string hint(const std::vector<Drawn>& all, const std::string& begin) {
     std::vector<std::string> found;
     for (const Drawn& d : all)
@@ -25,7 +25,7 @@ std::string hint(const std::vector<Drawn>& all, const std::string& begin) {
     return found.empty() ? "" : found[0];
 }
 
-// A layer on two ranks: L 8, h 128, H 8, K 4, D 16, F 384 of preset nano.
+// A layer on two ranks, with preset nano's L 8, h 128, H 8, K 4, D 16, F 384.
 class BlockPicture : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(SequenceParallel, BlockPicture, testing::Bool(),
                          testing::PrintToStringParamName());
@@ -58,7 +58,7 @@ TEST_P(BlockPicture, HasTheShapesAndBytesOfTheRun) {
     EXPECT_EQ(hint(all, "mlp.down_proj, output + residual: "), outside);
     EXPECT_TRUE(has_words(all, outside));
 
-    // The bytes: two collectives of each kind, one in each half of the layer.
+    // Bytes: there are two collectives of each kind, one in each half of the layer.
     const Json sent = run.summary.at("layer_forward");
     const auto collective = [&](const char* name, const char* kind) {
         const double bytes = sent.at(kind).get<double>() / 2;
@@ -86,8 +86,8 @@ TEST(BlockPictureRefused, WhereNoLayerIsShared) {
     EXPECT_FALSE(std::filesystem::exists(dir / "block.svg"));
 }
 
-// What the kernel's source says, "constexpr int tile = 128, k_step = 16, ...": the picture does not
-// read it, but sees who computes what.
+// Reads a constant from the kernel's source, "constexpr int tile = 128, k_step = 16, ...". The
+// picture does not read the source; it records which thread computes what.
 int64_t constant(const std::string& source, const std::string& name) {
     std::smatch found;
     EXPECT_TRUE(std::regex_search(source, found, std::regex("\\b" + name + " = (\\d+)"))) << name;

@@ -1,4 +1,4 @@
-// --svg: each picture shows the figures that the run tells otherwise, by --json or on the screen.
+// --svg: each picture shows the figures that the run also gives by --json or on the screen.
 #include <cmath>
 #include <ranges>
 
@@ -16,7 +16,7 @@ std::vector<Drawn> picture(const std::string& path) {
     return all;
 }
 
-// The rows of --json that a table of `chapter` has, drawn to `dir`.
+// Returns the rows of a table of `chapter` from --json. The table is drawn to `dir`.
 std::vector<Json> compare(int ranks, const std::string& chapter, const TempDir& dir,
                           const std::string& arguments) {
     const std::string json = dir / "out.jsonl";
@@ -54,7 +54,8 @@ TEST(Pictures, MemoryOverSteps) {
     };
     const double pixels_a_byte = height_of(area("parameters")) / bytes("parameters");
     EXPECT_NEAR(height_of(area("gradients")), bytes("gradients") * pixels_a_byte, 0.02);
-    // The stairs of the optimizer's states: nothing in the first step, all of it in the last.
+    // The optimizer's states are drawn as stairs: nothing in the first step, all of them in the
+    // last.
     const auto corners = area("optimizer").points();
     EXPECT_EQ(corners.front(), corners.back());
     const double optimizer = bytes("optimizer") * pixels_a_byte;
@@ -67,14 +68,14 @@ TEST(Pictures, MemoryOverSteps) {
     EXPECT_FALSE(has_words(all, "step 5"));
 }
 
-// Checks one picture. Returns whether in it the sums of overlap and bucket begin during backward,
+// Checks one picture. Returns whether the sums of overlap and bucket begin during backward in it,
 // which needs a core for the thread that sends.
 static bool timelines_show_overlap() {
     TempDir dir;
     const std::vector<Json> rows = compare(2, "01_data_parallel", dir, "--bucket-mb 0.2");
     EXPECT_EQ(rows.size(), 6u);
     const std::vector<Drawn> all = picture(dir / "timelines.svg");
-    const auto lanes = [&](const char* role) {  // of naive, overlap, bucket, from above
+    const auto lanes = [&](const char* role) {  // naive, overlap, bucket, from top to bottom
         std::map<double, std::vector<Drawn>> by_height;
         for (const Drawn& d : drawn_as(all, "rect", role))
             if (!d.hint.empty()) by_height[d.number("y")].push_back(d);
@@ -118,7 +119,7 @@ TEST(Pictures, TheRingStepByStep) {
     const Outcome run = run_ranks(4, "01_data_parallel", "--demo collectives --svg " + dir.path());
     ASSERT_EQ(run.exit_code, 0) << run.err;
     const std::vector<Drawn> all = picture(dir / "ring.svg");
-    // Parts of chunks, by the moment (from above) and by the rank that they come from.
+    // Parts of chunks, by their moment (from top to bottom) and by the rank that they come from.
     std::map<double, std::vector<int>> parts;
     std::map<double, int> full;
     for (int rank = 0; rank < 4; ++rank)
@@ -144,7 +145,7 @@ TEST(Pictures, TheRingStepByStep) {
 TEST(Pictures, WhatAStageHoldsAndSends) {
     TempDir dir;
     std::vector<Json> rows = compare(2, "02_zero", dir, "");
-    std::erase_if(rows, [](const Json& row) { return row.at("plain") == true; });  // as stage 1
+    std::erase_if(rows, [](const Json& row) { return row.at("plain") == true; });  // it is stage 1
     ASSERT_EQ(rows.size(), 4u);
     const std::vector<Drawn> all = picture(dir / "stages.svg");
     double pixels_a_byte = 0, pixels_a_sent_byte = 0;
@@ -167,7 +168,7 @@ TEST(Pictures, WhatAStageHoldsAndSends) {
         expect_bar("optimizer", "optimizer", "optimizer_bytes", pixels_a_byte);
         expect_bar("communication", "communication", "gathered_bytes", pixels_a_byte);
         EXPECT_TRUE(row.at("as_predicted").get<bool>());
-        // So the mark of the prediction is at the bar's end.
+        // So the mark of the prediction is at the end of the bar.
         EXPECT_TRUE(std::ranges::any_of(all, [&](const Drawn& d) {
             return d.name == "polyline" && d.attributes.at("stroke-width") == "3" &&
                    std::abs(d.points().at(0).first - right) < 0.02;
@@ -196,7 +197,7 @@ TEST(Pictures, WithoutEffectOrPlaceAreRefused) {
     EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir.path()), {}), 1);
 }
 
-// Of each format: the bar from its smallest to its largest number, on one axis of powers of ten.
+// Each format has a bar from its smallest to its largest number, on one axis of powers of ten.
 TEST(Pictures, WhatFormatsReach) {
     TempDir dir;
     const Outcome outcome = run("08_mixed_precision", "--demo formats --svg " + dir.path());

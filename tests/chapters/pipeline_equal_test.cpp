@@ -1,10 +1,10 @@
-// 05_pipeline: every schedule gives one device's results, and memory and messages are as predicted.
+// 05_pipeline: every schedule gives one device's results, with memory and messages as predicted.
 #include "pipeline_runs.h"
 
 namespace ultrascale::test::pipeline {
 namespace {
 
-// Each schedule with options of its own, so that together they see all of these.
+// Each schedule gets different options, so that together they cover all of these.
 const char* const others[] = {"--recompute full", "--dropout 0.1", "--micro-batch 2",
                               "--attention naive --recompute selective", "--document-token 10"};
 
@@ -35,8 +35,8 @@ TEST(Pipeline, WithFewOrOddMicroBatchesAndDataParallelism) {
     expect_equal(4, model, "--pp 2 --schedule dualpipe --grad-accum 4");
 }
 
-// Schedules that add a weight's gradients in the same order give the same bits: in the order of the
-// micro-batches, which all of these keep. (AFAB, too: a rank does backwards in that order.)
+// Schedules that add a weight's gradients in the same order give the same bits. All of these add
+// them in the order of the micro-batches (AFAB, too: a rank does its backwards in that order).
 TEST(Pipeline, TheSameOrderOfSumsGivesTheSameBits) {
     const LayeredModel model(8);
     const auto with = [&](int ranks, const std::string& schedule) {
@@ -54,8 +54,8 @@ TEST(Pipeline, TheSameOrderOfSumsGivesTheSameBits) {
         expect_the_same(with(2, fmt::format("--schedule {}", other)), first);
 }
 
-// A step that goes back, because its norm had to be clipped, ends with the bits of one that waited;
-// and so does one that does not clip.
+// A step that goes back, because its norm had to be clipped, ends with the bits of a step that
+// waited; so does a step that does not clip.
 TEST(Pipeline, PostValidationIsTheSameTraining) {
     const LayeredModel model(8);
     for (const auto& [schedule, clip] : {std::pair{"zb-h2", 0.2}, {"zbv", 1.5}, {"1f1b", 100.0}}) {
@@ -77,8 +77,8 @@ TEST(Pipeline, PostValidationIsTheSameTraining) {
     }
 }
 
-// The executor takes the time that the simulator says: here within 6 %, as other tests run at the
-// same time and delay what should be sleeping.
+// The executor takes the time that the simulator predicts: here within 6 %, as other tests run at
+// the same time and delay sleeping ranks.
 TEST(Pipeline, PretendedTimesAreAsSimulated) {
     if (on_gpu) GTEST_SKIP() << "GPUs show their bubbles";
     const LayeredModel model(8);

@@ -1,4 +1,4 @@
-// What the tests of 05_pipeline have in common.
+// Helpers that the tests of 05_pipeline share.
 #pragma once
 
 #include "compare_runs.h"
@@ -7,7 +7,7 @@ namespace ultrascale::test::pipeline {
 
 inline const char* const chapter = "05_pipeline";
 
-// A model with so many layers, a vocabulary that no number of ranks divides, and a text for it.
+// A model with `layers` layers and a vocabulary divisible by no number of ranks, and a text for it.
 class LayeredModel {
 public:
     explicit LayeredModel(int layers, bool tied = false) {
@@ -29,20 +29,20 @@ private:
     TempDir dir_;
 };
 
-// Whether a schedule exists for so many ranks and micro-batches.
+// Returns whether a schedule exists for p ranks and m micro-batches.
 inline bool exists(const std::string& schedule, int p, int m) {
     if (schedule.starts_with("interleaved")) return m % p == 0;
     if (schedule == "dualpipe") return p % 2 == 0 && m % 2 == 0 && m >= 2 * p;
     if (schedule == "dualpipev") return m >= 2 * p;
     return true;
 }
-// What the executor runs. (The plain loop takes neither --post-validation nor --pretend.)
+// The executor's schedules. (The plain loop takes neither --post-validation nor --pretend.)
 inline const std::vector<std::string> schedules = {
     "naive", "afab", "1f1b",   "interleaved", "breadth-first", "zb-h1",
     "zb-h2", "zbv",  "v-half", "dualpipe",    "dualpipev"};
 
-// That every rank's share of the peak is as predicted, the run's exit code says (train() checks
-// it); this looks at rank 0's own, which must be within 1 %.
+// The run's exit code, which train() checks, says whether every rank's share of the peak is as
+// predicted. This checks rank 0's own peak, which must be within 1 %.
 inline void expect_peak(const Outcome& run) {
     const Json peak = run.summary.at("memory").at("activations, peak");
     const double predicted = peak.at("predicted"), measured = peak.at("measured");

@@ -1,5 +1,6 @@
 // The processes that a test has started: ranks, their watchers, the launcher's helpers. Each
-// inherits an environment variable with a value unique to the test, by which it can be found later.
+// inherits an environment variable whose value is unique to the test, so that it can be found
+// later.
 #pragma once
 
 #include <map>

@@ -1,5 +1,5 @@
-// What every program does with wrong input: exit code 2, one line on stderr that says what is
-// wrong, and no output file touched.
+// Every program responds to wrong input with exit code 2 and one line on stderr that says what is
+// wrong, and touches no output file.
 #pragma once
 
 #include <map>
@@ -10,7 +10,7 @@ namespace ultrascale::test {
 
 namespace fs = std::filesystem;
 
-// Every file below `dir` with its content.
+// Returns every file below `dir` with its content.
 inline std::map<std::string, std::string> files_in(const std::string& dir) {
     std::map<std::string, std::string> files;
     for (const auto& entry : fs::recursive_directory_iterator(dir))
@@ -26,7 +26,7 @@ inline void expect_one_error_line(const Outcome& outcome, const std::vector<std:
         EXPECT_TRUE(contains(outcome.err, part)) << "without \"" << part << "\": " << outcome.err;
 }
 
-// Runs on so many ranks (0: without the launcher), asking for every kind of output. Some of these
+// Runs on `ranks` ranks (0: without the launcher) and asks for every kind of output. Some of these
 // files exist before; all must be unchanged afterwards.
 inline void expect_ranks_refuse(int ranks, const std::string& chapter, const std::string& arguments,
                                 const std::vector<std::string>& telling) {
@@ -49,7 +49,7 @@ inline void expect_ranks_refuse(int ranks, const std::string& chapter, const std
             << file << " was changed or removed";
 }
 
-// By 00_single_gpu, on a short training.
+// Does so with 00_single_gpu, on a short training.
 inline void expect_refused(const std::string& arguments, const std::vector<std::string>& telling) {
     expect_ranks_refuse(0, "00_single_gpu", "--steps 2 --seq 32 " + arguments, telling);
 }

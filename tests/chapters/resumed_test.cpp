@@ -1,5 +1,5 @@
-// A run that saves in between (--save-every) trains like one that does not; and a run that goes on
-// reads the data that it has read.
+// A run that saves in between (--save-every) trains like one that does not. A run that resumes
+// reads the same data as an uninterrupted one.
 #include "compare_runs.h"
 #include "refused.h"
 
@@ -10,8 +10,8 @@ std::vector<double> from(const std::vector<double>& values, size_t first) {
     return {values.begin() + long(first), values.end()};
 }
 
-// In every chapter: the same losses, memory and communication as predicted, and each checkpoint
-// resumes with the same bits.
+// In every chapter the losses are the same, memory and communication are as predicted, and a run
+// resumed from any of the checkpoints has the same bits.
 TEST(SaveEvery, LeavesTheTrainingAsItIs) {
     const SmallModel model;
     struct Case {

@@ -28,7 +28,7 @@ bool contains(const std::string& text, const std::string& part) {
     return text.find(part) != std::string::npos;
 }
 
-// Words between spaces; a test's paths have none.
+// Splits at spaces; a test's paths have none.
 static std::vector<std::string> words(const std::string& text) {
     std::istringstream in(text);
     std::vector<std::string> all;
@@ -36,7 +36,7 @@ static std::vector<std::string> words(const std::string& text) {
     return all;
 }
 
-// A projector shows 100 columns. Lines that name a file are as long as its path.
+// A projector shows 100 columns. Lines that name a file may be longer, because of its path.
 static void expect_no_long_lines(const std::string& text) {
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
@@ -91,14 +91,14 @@ Outcome run(const std::string& chapter, const std::string& arguments) {
     return run_command(command, patience);
 }
 
-// The launcher's command, ready for "-n 2 program ...".
+// Returns the launcher's command, ready for "-n 2 program ...".
 static std::vector<std::string> mpirun() {
     if (const char* given = std::getenv("MPIRUN")) return words(given);
     return {std::system("command -v mpirun.mpich >/dev/null") == 0 ? "mpirun.mpich" : "mpirun"};
 }
 
-// The programs' own output: without Open MPI's remarks, which are between lines of dashes, and
-// without the line that says that ranks share a GPU.
+// Returns the programs' own output, without Open MPI's remarks, which are between lines of dashes,
+// and without the line that says that ranks share a GPU.
 static std::string without_launcher(const std::string& text) {
     std::istringstream lines(text);
     std::string kept;
@@ -149,7 +149,7 @@ Outcome train(int ranks, const std::string& chapter, const std::string& argument
               int expected_exit_code) {
     TempDir dir;
     SCOPED_TRACE(fmt::format("{} ranks: {} {}", ranks, chapter, arguments));
-    // Of a run; these do not train, or not so that a speed would mean anything.
+    // The other modes do not train, or not long enough for a meaningful speed.
     std::vector<std::string> modes = {"--estimate", "--plan", "--explain-layout", "--rehearse"};
     if (chapter == "09_5d_parallel") modes.push_back("--compare");
     const bool runs = std::ranges::none_of(

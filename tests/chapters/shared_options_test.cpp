@@ -1,5 +1,5 @@
-// Options of the model and of the network that every chapter has, where several ranks train: the
-// result is one device's, and memory and communication are as predicted.
+// Options of the model and of the network that every chapter has, when several ranks train: the
+// result is one device's, with memory and communication as predicted.
 #include "run_program.h"
 
 namespace ultrascale::test {
@@ -36,13 +36,13 @@ TEST(SharedOptions, OfTheModel) {
     expect_equal(2, "03_tensor_parallel", "--loss-chunk 20 --sequence-parallel --keep-gathered on");
 }
 
-// All ranks draw the same text as one device.
+// All ranks together sample the same text as one device.
 TEST(SharedOptions, OfTheSample) {
     const auto sample_of = [](const Outcome& outcome) {
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
         return outcome.out.substr(std::min(outcome.out.size(), outcome.out.find("\nsample at")));
     };
-    // 100 bytes are more than the 48 tokens of the model's context.
+    // The sample's 100 bytes exceed the 48 tokens of the model's context.
     const std::string same = " --layers 2 --seq 48 --micro-batch 2 --steps 2 --sample 100";
     const std::string alone = sample_of(run("00_single_gpu", "--grad-accum 2" + same));
     EXPECT_GT(alone.size(), 100u);

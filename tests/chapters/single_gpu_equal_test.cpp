@@ -1,5 +1,5 @@
-// What must not change what 00_single_gpu computes: recomputation, the split of the batch, a save
-// in between.
+// Options that must not change what 00_single_gpu computes: recomputation, the split of the batch,
+// a save in between.
 #include "compare_runs.h"
 
 namespace ultrascale::test {
@@ -46,9 +46,9 @@ TEST(SingleGpuEqual, TheSameCommandGivesTheSameBits) {
         1e-4);
 }
 
-// A split changes the order of sums, and Adam, which divides by a gradient's size, turns the
-// rounding of the smallest gradients into steps as large as any. On a GPU every shape of a matrix
-// product may have its own kernel, and so its own order.
+// A split changes the order of sums. Adam divides by a gradient's size, so it turns the rounding of
+// the smallest gradients into steps as large as any. On a GPU every shape of a matrix product may
+// have its own kernel, and so its own order.
 const double loss_bound = on_gpu ? 1e-5 : 1e-6;
 
 TEST(SingleGpuEqual, AnySplitOfTheBatch) {
@@ -94,12 +94,12 @@ TEST(SingleGpuVerify, ShowsByHowMuchANaiveMeanIsWrong) {
               1e-5);  // every micro-batch counts as many targets
     EXPECT_GE(wrong.summary.at("verify").at("gradient").get<double>(), 1e-3);
     EXPECT_GE(wrong.summary.at("verify").at("loss").get<double>(), 1e-4);
-    // Reported, and the exit code is 0: train() saw to that.
+    // The error is reported, but the exit code is 0, as train() has checked.
     EXPECT_EQ(wrong.summary.at("verify").at("result"), "not meant to be equal");
     EXPECT_TRUE(contains(wrong.out, "MISSED"));
 }
 
-// 6 steps in one run, and as 3 + 3 with a save between.
+// Trains 6 steps in one run, and as 3 + 3 with a save between.
 class Resume : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(
     SingleGpu, Resume,
@@ -121,7 +121,7 @@ TEST_P(Resume, ContinuesBitwise) {
     EXPECT_EQ(halves.of("step"), (std::vector<double>{1, 2, 3, 4, 5, 6}));
     expect_same_bits(halves, straight);
     expect_same_files(dir / "again", dir / "straight");
-    // Into the directory it came from.
+    // The run may save into the directory from which it was loaded.
     with(3, fmt::format("--load {0} --save {0}", dir / "half"));
     expect_same_files(dir / "half", dir / "straight");
 }
@@ -134,7 +134,7 @@ TEST(SingleGpuResume, VerifiesFromWhereItStands) {
         fmt::format("--steps 3 --recompute full --no-verify --verify --load {}", dir / "saved"));
     EXPECT_EQ(run.summary.at("verify").at("result"), "ok");
     EXPECT_EQ(run.of("step"), (std::vector<double>{3, 4, 5}));
-    EXPECT_EQ(run.summary.at("configuration").at("seq"), 40);  // as before
+    EXPECT_EQ(run.summary.at("configuration").at("seq"), 40);  // unchanged
     EXPECT_EQ(run.summary.at("configuration").at("model"), dir / "saved");
 }
 
@@ -147,7 +147,7 @@ TEST(SingleGpuResume, WeightsAloneStartAnew) {
         "00_single_gpu", fmt::format("--load {} --seq 40 --steps 1 --no-verify", dir / "saved"));
     EXPECT_EQ(again.of("step"), std::vector<double>{1});
     EXPECT_LT(again.of("loss")[0],
-              first.of("loss")[0] - 0.1);  // the same sample, by weights that have seen it
+              first.of("loss")[0] - 0.1);  // the same sample, but the weights have seen it
 }
 
 TEST(SingleGpuResume, WhatWasLoadedIsSavedUnchanged) {
@@ -158,8 +158,9 @@ TEST(SingleGpuResume, WhatWasLoadedIsSavedUnchanged) {
     expect_same_files(dir / "copy", dir / "saved");
 }
 
-// When gradients are allocated changes no bit of them. Activations and gradients together are as
-// predicted, for tied embeddings and for a loss in chunks, whose gradients begin in forward.
+// The moment at which gradients are allocated changes no bit of them. Activations and gradients
+// together are as predicted, also for tied embeddings, and for a loss in chunks, whose gradients
+// begin in forward.
 TEST(SingleGpuFreshGradients, ChangeNoBitAndLowerThePeak) {
     for (const char* others : {"", "--dtype bf16 --fp32-grads --loss-chunk 50 --recompute full"}) {
         SCOPED_TRACE(others);
@@ -175,7 +176,7 @@ TEST(SingleGpuFreshGradients, ChangeNoBitAndLowerThePeak) {
         EXPECT_LT(peak.at("measured").get<double>(), peak.at("otherwise").get<double>());
         EXPECT_EQ(fresh.summary.at("memory").at("gradients").at("measured"), 0);
     }
-    // With several micro-batches nothing is saved.
+    // With several micro-batches it saves no memory.
     const Outcome two = train("00_single_gpu",
                               "--layers 2 --seq 40 --micro-batch 1 --grad-accum 2 --steps 3 "
                               "--verify --fresh-grads");
@@ -184,7 +185,7 @@ TEST(SingleGpuFreshGradients, ChangeNoBitAndLowerThePeak) {
     EXPECT_EQ(peak.at("measured"), peak.at("otherwise"));
 }
 
-// The first stage is a run with short sequences, and a run may be resumed in any stage.
+// The first stage equals a run with short sequences, and a run may be resumed in any stage.
 TEST(SingleGpuSeqRamp, CutsTheSamplesOfTheFirstSteps) {
     TempDir dir;
     const auto with = [&](const std::string& arguments) {
@@ -215,7 +216,7 @@ TEST(SingleGpuBatchRamp, TakesTheSizesInTurn) {
         tokens.push_back(std::round(step.at("tokens_per_second").get<double>() *
                                     step.at("step_ms").get<double>() / 1e3));
     EXPECT_EQ(tokens, (std::vector<double>{160, 480, 480, 320}));
-    // The samples follow each other: steps 1 to 3 have seen 4 + 12 + 12 when step 4 begins.
+    // The samples follow each other: steps 1 to 3 have used 4 + 12 + 12 when step 4 begins.
     const Outcome plain = train("00_single_gpu",
                                 "--layers 2 --seq 40 --no-verify --lr 0 --weight-decay 0 "
                                 "--micro-batch 4 --grad-accum 1 --steps 8");

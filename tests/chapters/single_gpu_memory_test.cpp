@@ -1,4 +1,4 @@
-// Memory of 00_single_gpu: predicted by formula equals measured, to the byte, in runs of the
+// 00_single_gpu's measured memory equals the formula's prediction to the byte, in runs of the
 // program itself. (tests/unit/estimate_test.cpp compares many more shapes.)
 #include "run_program.h"
 
@@ -40,7 +40,7 @@ TEST(SingleGpuMemory, IsAsPredictedForPresets) {
         "2");
 }
 
-// Odd sizes, chosen so that each moment of the step is the peak once.
+// The sizes are odd, and chosen so that each moment of the step is the peak once.
 TEST(SingleGpuMemory, IsAsPredictedForOddModels) {
     TempDir dir;
     for (const Json& changes :

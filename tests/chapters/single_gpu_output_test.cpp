@@ -1,4 +1,4 @@
-// What 00_single_gpu prints and writes on request.
+// The output that 00_single_gpu prints and writes on request.
 #include <cmath>
 #include <map>
 #include <regex>
@@ -166,7 +166,7 @@ TEST(SingleGpuTrace, IsWhatPerfettoReads) {
     EXPECT_EQ(counters,
               (std::set<std::string>{"parameters", "gradients", "optimizer", "activations",
                                      "communication", "workspace", "host"}));
-    EXPECT_EQ(optimizer_before, 0);  // the first step's update makes the states
+    EXPECT_EQ(optimizer_before, 0);  // the first step's update allocates the states
     EXPECT_EQ(optimizer_after,
               outcome.summary.at("memory").at("optimizer").at("measured").get<double>());
 }
@@ -174,8 +174,8 @@ TEST(SingleGpuTrace, IsWhatPerfettoReads) {
 TEST(SingleGpuProfile, CountsCalls) {
     const Outcome outcome = train(
         "00_single_gpu", "--layers 2 --seq 16 --steps 3 --micro-batch 2 --no-verify --profile");
-    // 3 products a linear (forward, dX, dW) for 4 linears in 2 layers and the head; one norm more
-    // than two a layer
+    // A linear has 3 products (forward, dX, dW), and there are 4 linears in each of 2 layers, and
+    // the head. Each layer has two norms, and the model one more.
     EXPECT_TRUE(std::regex_search(outcome.out, std::regex("\n +matmul +27.0 "))) << outcome.out;
     EXPECT_TRUE(std::regex_search(outcome.out, std::regex("\n +attention_backward +2.0 ")));
     EXPECT_TRUE(std::regex_search(outcome.out, std::regex("\n +rmsnorm_forward +5.0 ")));

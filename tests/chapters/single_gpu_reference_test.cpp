@@ -1,4 +1,4 @@
-// 00_single_gpu against Hugging Face transformers: the numbers were made by
+// 00_single_gpu compared with Hugging Face transformers, whose numbers come from
 // tests/reference/make_reference.py.
 #include <cmath>
 
@@ -23,7 +23,8 @@ Outcome train_reference(const std::string& name, const std::string& arguments,
                     arguments));
 }
 
-// Largest |loss - reference| and largest relative difference of a gradient norm, over all steps.
+// Returns the largest |loss - reference| and the largest relative difference of a gradient norm,
+// over all steps.
 std::pair<double, double> differences(const Outcome& run, const Json& expected) {
     const auto losses = expected.at("loss").get<std::vector<double>>(),
                norms = expected.at("grad_norm").get<std::vector<double>>();
@@ -40,8 +41,8 @@ class Reference : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(SingleGpu, Reference, testing::ValuesIn(references),
                          [](const auto& info) { return std::string(info.param); });
 
-// Any split of the 8 sequences with any recomputation; attention and loss chunks alternate so that
-// each meets every split.
+// Any split of the 8 sequences, with any recomputation. Attention and loss chunks alternate so that
+// each occurs with every split.
 TEST_P(Reference, LossesAndGradientNorms) {
     const Json expected = expected_of(GetParam());
     const char* const splits[] = {
@@ -68,7 +69,7 @@ TEST_P(Reference, Float32TooAndPlain) {
     EXPECT_LE(norm, 1e-4);
 }
 
-// The comparison detects small mistakes: each of these is one.
+// The comparison detects small mistakes: each of these options is one.
 TEST_P(Reference, SeesWrongOptionsAndConfigs) {
     const Json expected = expected_of(GetParam()).at("float64");
     for (const char* wrong :
@@ -106,7 +107,7 @@ std::string fnv1a(const std::string& bytes) {
     return fmt::format("{:016x}", value);
 }
 
-// The very bytes that transformers loaded (check_saved.py --write).
+// The saved bytes are those that transformers loaded (check_saved.py --write).
 TEST(SingleGpuReference, SavesWhatTransformersLoaded) {
     const Json saved = Json::parse(slurp(reference("saved.json")));
     for (const char* name : references) {

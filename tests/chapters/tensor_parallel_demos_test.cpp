@@ -1,4 +1,4 @@
-// 03_tensor_parallel's demos: the figures that they print are the right ones.
+// 03_tensor_parallel's demos print the right figures.
 #include "compare_runs.h"
 
 namespace ultrascale::test {
@@ -10,7 +10,7 @@ TEST(TensorParallelDemos, ColumnThenRowAndRowThenColumn) {
     for (int ranks : {1, 2, 4}) {
         const Outcome demo = run_ranks(ranks, chapter, "--demo linear");
         EXPECT_EQ(demo.exit_code, 0) << demo.out << demo.err;
-        // Two rows: of K = 4 numbers, or of F = 8 and of K
+        // The sums have two rows: of K = 4 numbers, or of F = 8 and of K numbers.
         if (ranks != 2) continue;
         for (const char* line : {"column, then row     32 bytes in 1 call, by formula 32   equal",
                                  "row, then column     80 bytes in 2 calls, by formula 80   equal",

@@ -1,5 +1,5 @@
-// 03_tensor_parallel: a layer shared by ranks gives one device's results, and memory and
-// communication are as predicted.
+// 03_tensor_parallel: ranks that share a layer give one device's results, with memory and
+// communication as predicted.
 #include "compare_runs.h"
 
 namespace ultrascale::test {
@@ -60,10 +60,10 @@ TEST_P(TensorParallel, TiedWithDropoutEqualsOneDevice) {
         expect_close(run, plain);
     }
     EXPECT_NE(train_split(n, "--clip 0.1", true).of("loss"),
-              plain.of("loss"));  // it does something
+              plain.of("loss"));  // --clip has an effect
 }
 
-// Even if shares are not exact in binary, the predicted peak is exact.
+// The predicted peak is exact even if shares are not exact in binary.
 TEST(TensorParallelMemory, OfThirdsIsExact) {
     TempDir dir;
     put(dir / "config.json", config_json({{"hidden_size", 54},
@@ -82,7 +82,7 @@ TEST(TensorParallelMemory, OfThirdsIsExact) {
     EXPECT_EQ(peak.at("predicted"), peak.at("measured"));
 }
 
-// The same global batch on grids of other shapes, with the same dropout masks.
+// The global batch and the dropout masks are the same on grids of other shapes.
 TEST(TensorAndDataParallel, EqualsOneDevice) {
     const SplitModel model;
     const auto with = [&](int ranks, const std::string& arguments) {
@@ -132,8 +132,8 @@ TEST(TensorParallelCosts, SequenceParallelismHoldsLessAndSendsTheSame) {
     };
     EXPECT_LT(activations(shards), activations(keeps));
     EXPECT_LT(activations(keeps), activations(plain));
-    // A layer: 2 all-reduces forward and 2 backward; or as many all-gathers and reduce-scatters,
-    // and the inputs once more.
+    // A layer has 2 all-reduces in forward and 2 in backward; or as many all-gathers and
+    // reduce-scatters, and gathers the inputs once more.
     const double tensor = 2 * 128 * 128 * 4;
     const auto layer = [&](const Outcome& run, const char* pass, const char* kind) {
         return run.summary.at(pass).at(kind).get<double>() / tensor;
@@ -154,14 +154,14 @@ TEST(TensorParallelCosts, PartitionedCheckpointsHoldLess) {
     const Outcome whole = train(2, chapter, arguments),
                   parts = train(2, chapter, arguments + "--partition-checkpoints");
     expect_as_predicted(parts);
-    expect_the_same(parts, whole);  // to the bit: they are gathered as they were
+    expect_the_same(parts, whole);  // equal to the bit: gathering changes no bits
     const auto activations = [](const Outcome& run) {
         return run.summary.at("memory").at("activations, peak").at("measured").get<int64_t>();
     };
     EXPECT_EQ(activations(whole) - activations(parts), (6 - 1) * 2 * 128 * 128 * 4 / 2);
 }
 
-// --same-seed off: copies of the residual stream diverge, and with them the weights; with sequence
+// --same-seed off: copies of the residual stream diverge, and with them the weights. With sequence
 // parallelism nothing is copied, and only the masks differ.
 TEST(TensorParallelDropout, ASeedForEachRankGoesWrong) {
     const auto apart = [](const std::string& arguments) {

@@ -1,4 +1,4 @@
-// --trace: all ranks' times are on one clock, and every span says what it belongs to.
+// --trace: the times of all ranks are on one clock, and every span says what it belongs to.
 #include <map>
 #include <set>
 
@@ -48,7 +48,7 @@ Traced trace_of(int ranks, const std::string& chapter, const std::string& argume
     return {events, run.through_host};
 }
 
-// The trace of a training of the small model.
+// Returns the trace of a training of the small model.
 std::vector<Event> traced(int ranks, const char* chapter, const std::string& arguments) {
     const SmallModel model;
     return trace_of(ranks, chapter,
@@ -57,7 +57,7 @@ std::vector<Event> traced(int ranks, const char* chapter, const std::string& arg
         .events;
 }
 
-// How often an operation of a rank runs at the same time as communication of this rank.
+// Counts how often an operation of a rank runs at the same time as communication of this rank.
 int at_once(const std::vector<Event>& events) {
     int count = 0;
     for (const Event& sent : events)
@@ -75,14 +75,14 @@ std::set<std::string> names_of(const std::vector<Event>& events) {
     return names;
 }
 
-// Within a lane spans are nested or disjoint: Perfetto drops those that overlap otherwise.
+// Within a lane spans are nested or disjoint: Perfetto drops spans that overlap in another way.
 void expect_nested(std::vector<Event> events) {
     std::ranges::stable_sort(events, [](const Event& a, const Event& b) {
         return std::tuple(a.rank, a.lane, a.begin, -a.end) <
                std::tuple(b.rank, b.lane, b.begin, -b.end);
     });
     const double tolerance =
-        on_gpu ? 100 : 2e-3;  // microseconds: what goes through the host has the host's clock
+        on_gpu ? 100 : 2e-3;  // microseconds: communication through the host has the host's clock
     std::vector<const Event*> open;
     for (const Event& event : events) {
         const auto over = [&](const Event* e) {
@@ -98,8 +98,8 @@ void expect_nested(std::vector<Event> events) {
     }
 }
 
-// On no rank a collective ends before it has begun on all, for each rank's result needs all ranks'
-// data.
+// A collective ends on no rank before it has begun on all, because each rank's result needs the
+// data of all ranks.
 void expect_one_clock(const std::vector<Event>& events) {
     const std::set<std::string> meetings = {"all-reduce", "all-gather", "reduce-scatter",
                                             "all-to-all"};
@@ -188,7 +188,7 @@ TEST(Trace, OtherTechniquesSayWhatTravels) {
                  {"F1", "W1", "send/recv F1", "send/recv B1", "layers.2 backward-weight"});
 }
 
-// Whether that is faster depends on how busy the machine is, so only `make bench` measures it.
+// Whether overlap is faster depends on how busy the machine is, so only `make bench` measures it.
 TEST(Trace, OverlappedCommunicationRunsWhileTheRankComputes) {
     TempDir experts;
     put(experts / "config.json", config_json({{"model_type", "mixtral"},
@@ -230,8 +230,8 @@ TEST(Trace, OverlappedCommunicationRunsWhileTheRankComputes) {
     }
 }
 
-// Every operation of the model lies in its unit's pass, which lies in a phase, in a micro-batch, in
-// a step; and has its name.
+// Every operation of the model has its name, and lies in its unit's pass, which lies in a phase, in
+// a micro-batch, in a step.
 TEST(Trace, NamesFollowTheModel) {
     TempDir dir;
     put(dir / "other.txt", std::string(400, 'x'));

@@ -8,13 +8,13 @@ namespace {
 void expect_the_same_saved(const std::string& dir, const std::string& other) {
     if (!on_gpu) expect_same_checkpoints(dir, other);
 }
-// Each trains on 1 sequence per rank and micro-batch.
+// Trains with 1 sequence per rank and micro-batch.
 Outcome train_stage(int stage, int ranks, const std::string& arguments) {
     return train(ranks, "02_zero",
                  fmt::format("--stage {} --seq 40 --steps 3 --micro-batch 1 {}", stage, arguments));
 }
 
-// Stages 0 to 3 with the same arguments: losses, norms, and everything that they save.
+// Expects that stages 0 to 3 give the same losses, norms and saved files with the same arguments.
 void expect_stages_agree(int ranks, const std::string& arguments) {
     TempDir dir;
     const auto with = [&](int stage) {
@@ -38,7 +38,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ZeroAgree, testing::ValuesIn(rank_counts()),
 INSTANTIATE_TEST_SUITE_P(LongRanks, ZeroAgree, testing::ValuesIn(more_rank_counts()),
                          testing::PrintToStringParamName());
 
-// AdamW's first step divides each element's gradient by itself: if 40 tokens leave an element near
+// AdamW's first step divides each element's gradient by itself. If 40 tokens leave an element near
 // zero, its rounding error becomes a step of the learning rate's size, in another direction than
 // one device's. On some processors, at the default rate, that was a third of what verification
 // allows.
@@ -60,7 +60,7 @@ TEST(ZeroStages, WhatIsNotSharedOutIsNotSharded) {
     expect_stages_agree(1, load("tied_head_dim") + " --verify");
 }
 
-// A model that amplifies rounding: rank 0 trains twice more to measure how far correct runs drift
+// The model amplifies rounding: rank 0 trains twice more to measure how far correct runs drift
 // apart, while the others sleep. The report of memory and communication is not affected.
 TEST(LongZeroStages, MeasureHowFarCorrectRunsDrift) {
     const TempDir dir;
@@ -77,13 +77,13 @@ TEST(LongZeroStages, MeasureHowFarCorrectRunsDrift) {
     EXPECT_TRUE(run.summary.at("verify").contains("drift_weights")) << run.out;
 }
 
-// In bf16 the ranks' sums are still rounded once, in one order.
+// In bf16 the ranks' sums are also rounded once, in one order.
 TEST(LongZeroStages, AgreeInBf16) {
     expect_stages_agree(2, load("llama3_bf16") + " --dtype bf16 --fp32-grads --verify");
     expect_stages_agree(3, load("llama3_bf16") + " --dtype bf16 --no-verify");
 }
 
-// When parameters are gathered changes no bit of them.
+// The moment at which parameters are gathered changes no bit of them.
 TEST(LongZeroStages, PrefetchAndGatherOverlapChangeNothing) {
     for (const char* name : {"tied_head_dim", "gqa_untied"}) {
         SCOPED_TRACE(name);
@@ -123,8 +123,8 @@ TEST(ZeroStages, PlainTrainsAsStage1Does) {
     EXPECT_EQ(calls("all-gather"), 1);
 }
 
-// Parameters that stay whole for a step are the same parameters. Cut as one unit, the model has
-// other shards, whose squares the norm adds up in another order.
+// Parameters that stay whole for a step have the same values. If the model is cut as one unit, its
+// shards differ, and the norm adds up their squares in another order.
 TEST(ZeroStages, GatherLessIfAsked) {
     const auto with = [&](const std::string& arguments) {
         const Outcome run = train_stage(
@@ -165,7 +165,8 @@ TEST(ZeroStages, AgreeInPairsWithAccumulation) {
     }
 }
 
-// --offload optimizer: the same update on the host's copies, and no states on the device.
+// --offload optimizer: the update is the same, on the host's copies, and no states are on the
+// device.
 TEST(LongZeroOffload, ChangesWhereAndNothingElse) {
     for (const auto& [ranks, arguments] :
          {std::pair{2, load("tied_head_dim") + " --clip 0.1 --verify"},
@@ -194,8 +195,8 @@ TEST(LongZeroOffload, ChangesWhereAndNothingElse) {
         }
 }
 
-// --offload activations: where a layer's input waits for its backward changes no bit, and of three
-// layers' inputs the device holds one less.
+// --offload activations: where a layer's input waits for its backward changes no bit. Of the inputs
+// of three layers the device holds one fewer.
 TEST(ZeroOffload, OfActivationsChangesNoBit) {
     const SmallModel three_layers;
     for (const std::string& model :
@@ -213,7 +214,7 @@ TEST(ZeroOffload, OfActivationsChangesNoBit) {
         EXPECT_EQ(host.at("measured"), host.at("predicted"));
         const double inputs = there.summary.at("offload").at("inputs_bytes").get<double>();
         EXPECT_EQ(host.at("measured").get<double>() - optimizer_host.at("measured").get<double>(),
-                  inputs / 2);  // of one of the two micro-batches
+                  inputs / 2);  // the inputs of one of the two micro-batches
     }
 }
 
@@ -254,7 +255,7 @@ TEST(ZeroOffload, MakesRoom) {
     EXPECT_EQ(run_ranks(2, "02_zero", small + " --offload optimizer").exit_code, 0);
 }
 
-// ZeRO-R's constant buffers: what stages 2 and 3 gather is no more after a hundred steps than after
+// ZeRO-R's constant buffers: stages 2 and 3 gather no more memory after a hundred steps than after
 // ten.
 TEST(ZeroStages, BuffersStayConstant) {
     for (int stage : {2, 3}) {
@@ -291,14 +292,14 @@ TEST(ZeroStages, AreNotEqualByChance) {
             << other;
 }
 
-// What travels in 8 bits costs a little of the loss and a quarter of the bytes of fp32.
+// Sending numbers of 8 bits costs a little of the loss, and a quarter of fp32's bytes.
 TEST(ZeroNarrow, LossStaysClose) {
     const std::string arguments =
         "--stage 3 --layers 2 --seq 32 --steps 20 --lr 2e-3 --verify --micro-batch 4";
     const Outcome plain = train(2, "02_zero", arguments),
                   narrow =
                       train(2, "02_zero", arguments + " --gather-dtype fp8 --reduce-dtype fp8");
-    EXPECT_FALSE(contains(narrow.out, "MISMATCH")) << narrow.out;  // of a prediction
+    EXPECT_FALSE(contains(narrow.out, "MISMATCH")) << narrow.out;  // a prediction that is not met
     EXPECT_LE(narrow.summary.at("verify").at("gradient").get<double>(), 0.15);
     EXPECT_GT(largest_difference(narrow.of("loss"), plain.of("loss")), 0);
     EXPECT_LE(std::abs(narrow.of("loss").back() / plain.of("loss").back() - 1), 0.01);

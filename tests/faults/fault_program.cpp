@@ -1,6 +1,6 @@
 // A program that fails on one rank, for tests/chapters/long_faults_test.cpp:
 //     mpirun -n 3 build/cpu/fault_program --fault killed --on 2
-// The other ranks continue and wait for that rank in an all-reduce, as in the middle of a step.
+// The other ranks continue, and wait for that rank in an all-reduce, as they would in a step.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
             if (fault == "killed") kill(getpid(), SIGKILL);
             if (fault == "crash") std::raise(SIGSEGV);
             if (fault == "exit") std::_Exit(9);
-            if (fault == "full disk") {  // of 1000 bytes, 28 lines and a half
+            if (fault == "full disk") {  // a disk of 1000 bytes: 28 lines and a half
                 std::signal(SIGXFSZ, SIG_IGN);
                 rlimit limit{};
                 getrlimit(RLIMIT_FSIZE, &limit);
@@ -59,7 +59,7 @@ int main(int argc, char** argv) {
             if (fault == "internal error") throw std::runtime_error("this should not happen");
             if (fault == "out of memory") throw std::bad_alloc();
             if (fault == "false") return false;
-            if (fault == "user error under way") {  // receives what nobody sends
+            if (fault == "user error under way") {  // receives a message that nobody sends
                 Work work =
                     world.recv(x, (world.rank() + 1) % world.size(), communication_stream());
                 user_error("the file is wrong");

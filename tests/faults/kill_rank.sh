@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Kills one rank of 01_data_parallel with kill -9 in the middle of a step. Shows what the job prints
-# and how long it goes on running.
+# Kills one rank of 01_data_parallel with kill -9 in the middle of a step. Shows the job's output
+# and how long the job continues.
 # Usage: tests/faults/kill_rank.sh BUILD "MPIRUN FLAGS" OPTIONS...
 #        e.g. build/cpu "mpirun -n 2" --model nano --no-verify
 # MPIRUN starts the ranks on this machine, and the youngest of them is killed. No other training of

@@ -102,8 +102,8 @@ void damage(std::string& s) {
     }
 }
 
-// Changes a tensor's shape and gives it offsets that fit, as far as 64 bits go: a header that is
-// consistent but wrong.
+// Changes a tensor's shape and gives it offsets that fit, as far as 64 bits allow: the header is
+// consistent, but wrong.
 void reshape_tensor(std::string& header) {
     nlohmann::json h = nlohmann::json::parse(header, nullptr, false);
     if (!h.is_object() || h.empty()) return;
@@ -141,7 +141,7 @@ void damage_safetensors(std::string& s) {
     s = std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
 }
 
-// Damages the header words of a token file, on which its reader's decisions depend.
+// Damages the header words of a token file, which determine what its reader does.
 void damage_words(std::string& s) {
     const int32_t words[] = {20240520,
                              20240801,

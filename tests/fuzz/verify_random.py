@@ -197,7 +197,7 @@ def random_run(rng):
     elif chapter == "04_context_parallel":
         seq = context_parallel(rng, model, ranks, seq, options)
         if seq >= 16:
-            reverses = "--ring-backward reversed" in options  # with documents a ring goes again
+            reverses = "--ring-backward reversed" in options  # with documents a ring is restarted
             sometimes(0.4, "--ignore-token 101", *([] if reverses else ["--document-token 10"]))
     else:
         heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]

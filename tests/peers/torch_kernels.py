@@ -50,7 +50,7 @@ line("rms norm + residual", "16384 x 8192", 8 * x.numel(), add_and_norm, x, resi
 logits, targets = torch.randn(8192, 49152, dtype=bf16), torch.randint(0, 49152, (8192,))
 
 
-# What autograd computes for the mean cross-entropy, written out.
+# The gradient of the mean cross-entropy, which autograd computes, written out.
 def gradient_of_loss(logits, targets):
     p = torch.softmax(logits.float(), -1)
     p[torch.arange(len(targets)), targets] -= 1

@@ -52,7 +52,7 @@ MODELS = {  # L, h, H, K, D, F, V, theta: as in common/model/config.cpp, with a 
 L, h, H, K, D, FF, V, theta = MODELS[args.model]
 L = args.layers or L
 
-# Which stages this rank has. Stages go round the ranks, or down and up again (a V).
+# This rank's stages. Stages go round the ranks, or down and up again (a V).
 a_rank = 1 if args.schedule in ("GPipe", "1F1B") else 2
 stages = a_rank * ranks
 in_v = args.schedule in ("ZBVZeroBubble", "DualPipeV")
@@ -161,7 +161,7 @@ for _ in range(args.steps):
 median = sorted(times)[len(times) // 2]
 peak = torch.tensor(torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0, device=device)
 first_and_last = torch.tensor([losses[0], losses[-1]], device=device)
-dist.all_reduce(first_and_last)  # zeros but on one rank
+dist.all_reduce(first_and_last)  # zeros except on one rank
 peaks = [torch.zeros_like(peak) for _ in range(ranks)]
 dist.all_gather(peaks, peak)
 if rank == 0:

@@ -131,7 +131,7 @@ parallelize_module(model, mesh, {
 })
 for layer in model.layers:
     plan = {
-        # The gathered input is shared by q, k and v, and by gate and up.
+        # q, k and v share the gathered input, and so do gate and up.
         "attention": PrepareModuleInput(input_layouts=(split, None, None),
                                         desired_input_layouts=(Replicate(), None, None)),
         "feed_forward": PrepareModuleInput(input_layouts=(split,),

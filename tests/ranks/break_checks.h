@@ -1,5 +1,5 @@
-// The three checks that a chapter's run ends with, for deliberately broken techniques, on all
-// ranks.
+// The three checks that end a chapter's run, applied on all ranks to techniques that are broken on
+// purpose.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@ namespace ultrascale {
 
 struct Checks {
     bool verified, memory, communication;
-    std::string printed;  // by rank 0: errors, both tables, and what other ranks have wrong
+    std::string printed;  // rank 0's output: errors, both tables, and other ranks' mistakes
 };
 inline void expect(const Checks& checks, bool verified, bool memory, bool communication) {
     EXPECT_EQ(checks.verified, verified) << checks.printed;
@@ -18,7 +18,7 @@ inline void expect(const Checks& checks, bool verified, bool memory, bool commun
     EXPECT_EQ(checks.communication, communication) << checks.printed;
 }
 
-// Runs the checks of a finished run, and keeps what they print.
+// Runs the checks of a finished run, and keeps their output.
 inline Checks checks_of(Verifier& verifier, Report& report, const Prediction& predicted,
                         int64_t steps) {
     testing::internal::CaptureStdout();

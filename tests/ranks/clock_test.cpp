@@ -1,4 +1,4 @@
-// One clock for all ranks, exact on one machine and measured between machines.
+// One clock for all ranks: exact on one machine, measured between machines.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 using namespace ultrascale;
 
-// These ranks share one machine's clock, so the measurement made between machines can be checked
-// against a known answer.
+// These ranks share one machine's clock, so the measurement that is made between machines can be
+// checked against a known answer.
 TEST(Clock, MeasuredAgreesWithExact) {
     const Communicator& world = Communicator::world();
     ASSERT_NE(this_machine(), "");
@@ -19,7 +19,7 @@ TEST(Clock, MeasuredAgreesWithExact) {
     const std::string rank = std::to_string(world.rank()), pair = std::to_string(world.rank() / 2);
     for (const std::string& machine : {std::string(), "machine " + rank, "machine " + pair}) {
         // Other programs on the machine may take a rank's core in the middle of a measurement. All
-        // ranks get the same numbers, and so decide alike whether to try again.
+        // ranks get the same numbers, so they agree on whether to try again.
         double off = 1;
         for (int attempt = 0; attempt < 10 && off > 1e-3; ++attempt) {
             const std::vector<double> measured = world.clock_offsets(machine);

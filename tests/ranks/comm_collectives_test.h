@@ -1,4 +1,4 @@
-// Every collective, dtype and operation, on every way data can travel. Part of comm_test.cpp.
+// Every collective, dtype and operation, on every way that data can travel. Part of comm_test.cpp.
 #pragma once
 
 #include <algorithm>
@@ -71,7 +71,7 @@ TYPED_TEST(Collectives, MoveData) {
                 EXPECT_TRUE(same(out.slice(r * count, (r + 1) * count),
                                  part(numbers<T>(r, n * count), me * count, count)));
             }
-            // In place: the slice of `whole` that is this rank's own.
+            // In place: the output is this rank's slice of `whole`.
             Tensor whole = blank<T>(n * count), own = whole.slice(me * count, (me + 1) * count);
             own.copy_from_host(numbers<T>(me, count).data());
             world().all_gather(whole, own);

@@ -1,5 +1,5 @@
-// Messages in one direction, with and without a mailbox (comm.h), on any number of ranks. A chain:
-// each rank sends to the next one, and the last one only receives.
+// Messages in one direction, with and without a mailbox (comm.h), on any number of ranks. In a
+// chain each rank sends to the next one, and the last one only receives.
 #include "comm_test.h"
 #include "core/ops.h"
 
@@ -7,11 +7,11 @@ using namespace ultrascale;
 
 namespace {
 
-// The messages' elements; the last ones are larger than the mailbox.
+// Numbers of elements of the messages; the last messages are larger than the mailbox.
 const std::vector<int64_t> counts = {1, 5003, 0, 300000, 7, 300000, 300000, 2, 400001, 3, 400001};
 constexpr int64_t mailbox_bytes = 300000 * 4;
 
-// All messages go down the chain, each received on one stream and sent on another.
+// Passes all messages down the chain. Each is received on one stream and sent on another.
 void expect_messages_pass(const Communicator& chain) {
     const int n = chain.size(), me = chain.rank();
     Stream receiving("receiving"), sending("sending");
@@ -21,7 +21,7 @@ void expect_messages_pass(const Communicator& chain) {
         received.push_back(me == 0 ? tensor(numbers<float>(0, counts[i], int(i)))
                                    : blank<float>(counts[i]));
         if (me > 0) arriving.push_back(chain.recv(received.back(), me - 1, receiving));
-        if (me > 0 && i % 2) arriving.back().wait();  // or only when it is sent on
+        if (me > 0 && i % 2) arriving.back().wait();  // odd ones only when they are sent on
         if (me < n - 1) {
             if (me > 0) arriving.back().wait();
             leaving.push_back(chain.send(received.back(), me + 1, sending));
@@ -50,8 +50,8 @@ TEST(Mailbox, MessagesPassThroughIt) {
     }
 }
 
-// Receives that are posted before their messages hold up neither the messages of the other
-// direction, which NCCL would queue behind them, nor what the device computes.
+// Receives that are posted before their messages delay neither the messages of the other direction,
+// which NCCL would queue behind them, nor the device's computation.
 TEST(Mailbox, ReceivesArePostedFirst) {
     const int n = world().size(), me = world().rank(), peer = me ^ 1;
     const Communicator pair = world().split(me / 2, me, "pair");

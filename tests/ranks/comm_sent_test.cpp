@@ -1,5 +1,5 @@
-// The bytes that a rank sends by comm.h's formula are those that it really passes to MPI, or
-// between GPUs to copy engines.
+// By comm.h's formula a rank sends exactly the bytes that it passes to MPI, or between GPUs to copy
+// engines.
 #include "comm_test.h"
 #include "core/trace.h"
 
@@ -35,7 +35,7 @@ TEST(Sent, IsWhatIsHandedOver) {
                  part = Tensor::zeros({slice}, DType::fp32, Memory::workspace);
     const double S = double(bytes), share = double(n - 1) / n;
     const auto expect = [&](const char* what, double formula, const std::function<void()>& call) {
-        call();  // the first one may map memory, for which ranks exchange messages
+        call();  // the first call may map memory, for which ranks exchange messages
         const Bytes got = bytes_of(call);
         EXPECT_NEAR(got.counted, formula, 1e-3) << what << ", rank " << me;
         expect_equal(got, bytes, what);
@@ -75,7 +75,7 @@ TEST(Sent, OfAGroupAndOfASmallTensor) {
     EXPECT_NEAR(group_bytes.counted, 2.0 * (group.size() - 1) / group.size() * (4 << 18), 1e-3);
     if (!transport::over_mpi()) return;
     expect_equal(group_bytes, 4 << 18, "all-reduce in a group");
-    // Up to 4 KiB: one round instead of two, in which every rank sends everything to every other.
+    // Up to 4 KiB take one round instead of two: every rank sends everything to every other rank.
     const Bytes small = bytes_of([&] { world().all_reduce(blank<float>(2)); });
     EXPECT_NEAR(small.counted, 2.0 * (n - 1) / n * 8, 1e-3);
     EXPECT_EQ(small.handed_over, (n - 1) * 8);

@@ -1,5 +1,5 @@
-// Groups of ranks, and groups of those: who is in them, and that what is sent in one does not
-// arrive in another (part of comm_test).
+// Groups of ranks, and groups of those: their members, and that messages do not cross from one
+// group to another (part of comm_test).
 #include "comm_test.h"
 
 using namespace ultrascale;
@@ -20,8 +20,8 @@ TEST(Split, RowsAndColumns) {
     EXPECT_EQ(first<int32_t>(b), (n / columns - 1) * columns + me % columns);
 }
 
-// Groups that share ranks never share tags, whatever order they came in; a split of a split works
-// like any other.
+// Groups that share ranks never share tags, in whatever order they were created. A split of a split
+// works like any other.
 TEST(Split, NestedAndOverlapping) {
     int n = world().size(), me = world().rank();
     Communicator half = world().split(me < (n + 1) / 2, me, "half");
@@ -38,7 +38,7 @@ TEST(Split, NestedAndOverlapping) {
     EXPECT_EQ(first<int32_t>(c), n - 1);
 }
 
-// What was sent in one group does not arrive in another, though it is the first message of both.
+// A message of one group does not arrive in another, even if it is the first message of both.
 TEST(Split, GroupsAreApart) {
     Communicator one = world().split(0, 0, "one"), other = world().split(0, 0, "other");
     Tensor x = tensor<int32_t>({1}), y = tensor<int32_t>({2});

@@ -1,6 +1,6 @@
 // Symmetric memory (comm.h), on any number of ranks. On GPUs that can access each other's memory,
-// its collectives use copy engines, and then sums are in rank order, bit by bit as on the CPU;
-// elsewhere the same calls work as usual.
+// its collectives use copy engines; then sums are in rank order, bit by bit as on the CPU.
+// Elsewhere the same calls work as usual.
 #include "comm_test.h"
 #include "core/ops.h"
 
@@ -16,15 +16,15 @@ Tensor symmetric(const std::vector<T>& values, const Communicator& group = world
     return x;
 }
 
-// Use copies for everything, for large messages, for nothing. Where there are no copies, all three
-// are the same.
+// Returns settings that use copies for everything, for large messages, or for nothing. Without
+// copies all three would be the same, so there is only one.
 std::vector<CommunicationSettings> copy_ways() {
     if (!world().symmetric_memory()) return {{}};
     return {{.copies_from_bytes = 0}, {.copies_from_bytes = 100000}, {.copy_engines = false}};
 }
 
-// Whether x is the sum of numbers(r, count) from element `begin` on: exactly, unless a kernel of
-// NCCL did the addition.
+// Returns whether x is the sum of numbers(r, count) from element `begin` on. The sum must be exact
+// unless one of NCCL's kernels added.
 template <class T>
 bool is_sum(const Tensor& x, int64_t count, int64_t begin, bool copied, int seed = 0) {
     if (!copied) return is_reduction<T>(x, Reduce::sum, count, seed, begin);
@@ -55,7 +55,7 @@ TYPED_TEST(Symmetric, CollectivesAreRight) {
             x = symmetric(numbers<T>(me, count));
             world().all_reduce(x, Reduce::max);
             EXPECT_TRUE(is_reduction<T>(x, Reduce::max, count));
-            if (count > 4) {  // from an address that is no multiple of 16 bytes
+            if (count > 4) {  // from an address that is not a multiple of 16 bytes
                 x = symmetric(numbers<T>(me, count));
                 world().all_reduce(x.slice(1, count));
                 EXPECT_TRUE(is_sum<T>(x.slice(1, count), count, 1, copied(x.slice(1, count))));
@@ -84,7 +84,8 @@ TYPED_TEST(Symmetric, CollectivesAreRight) {
     }
 }
 
-// Hops of a ring in both directions; what arrives is sent on, on another stream than it is used.
+// Hops of a ring in both directions. A tensor that arrived is used on one stream and sent on from
+// another.
 TEST(SymmetricMemory, HopsOfARing) {
     const int n = world().size(), me = world().rank();
     for (const CommunicationSettings& settings : copy_ways())
@@ -113,7 +114,7 @@ TEST(SymmetricMemory, HopsOfARing) {
         }
 }
 
-// Uneven slices, some of them empty, into the same buffer again and again, on two streams.
+// Slices of different sizes, some empty, go into the same buffer again and again, on two streams.
 TEST(SymmetricMemory, AllToAllWithAllCounts) {
     const int n = world().size(), me = world().rank();
     constexpr int64_t most = 40'000;
@@ -150,8 +151,8 @@ TEST(SymmetricMemory, AllToAllWithAllCounts) {
                  std::logic_error);
 }
 
-// A freed block is reused while its last communication may still be running, on three streams, in
-// two groups.
+// Reuses a freed block while its last communication may still be running, on three streams, in two
+// groups.
 void reuse_on_three_streams(int64_t unsummed_bytes) {
     Way way({.copies_from_bytes = 0, .copies_unsummed_bytes = unsummed_bytes});
     const int n = world().size(), me = world().rank();
@@ -164,7 +165,7 @@ void reuse_on_three_streams(int64_t unsummed_bytes) {
     for (int k = 0; k < 60; ++k) {
         const Communicator& group = k % 4 == 3 ? twin : world();
         Stream& stream = *streams[size_t(k % 3)];
-        if (k % 5 == 4) {  // its result is not looked at: the block goes back with the Work
+        if (k % 5 == 4) {  // nobody reads the result: the block goes back with the Work
             work.push_back(group.all_reduce(symmetric(numbers<float>(me, count, k), group),
                                             Reduce::sum, stream));
             work.back() = {};
@@ -194,7 +195,7 @@ TEST(SymmetricMemory, ReusedOnThreeStreams) {
         reuse_on_three_streams(limits[i]);
 }
 
-// A rank that is late for a sum still gets what its peers sent for it, whatever they have sent
+// A rank that is late for a sum still gets what its peers sent for it, even if they have sent more
 // since.
 TEST(SymmetricMemory, SummedLate) {
     Way way({.copies_from_bytes = 0});
@@ -218,8 +219,8 @@ TEST(SymmetricMemory, SummedLate) {
             << k;
 }
 
-// A call sees the result of the previous one on its stream, whoever does the summing, even if that
-// call was another group's.
+// A call sees the result of the previous one on its stream, whoever does the summing, even if the
+// previous call belonged to another group.
 TEST(SymmetricMemory, CallsOnOneStreamFollowEachOther) {
     Way way({.copies_from_bytes = 0});
     const int n = world().size(), me = world().rank();

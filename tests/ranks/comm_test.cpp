@@ -1,7 +1,7 @@
 // Communication, on any number of ranks:  mpirun -n 4 build/cpu/comm_test
 //
-// Every rank can compute every rank's data, so each compares what it got with what it should have,
-// bit by bit (sums by NCCL: as near as its rounding allows).
+// Every rank can compute the data of all ranks, so each compares its result with the expected one,
+// bit by bit (sums by NCCL: within its rounding).
 #include "comm_test.h"
 
 #include <ctime>
@@ -23,7 +23,7 @@ TEST(PointToPoint, Ring) {
     }
 }
 
-// Receives on two streams, called in another order than the sends: the k-th receive still gets the
+// A rank receives on two streams, in another order than the sends; the k-th receive still gets the
 // k-th send.
 TEST(PointToPoint, KthMeetsKth) {
     if (world().size() < 2 || world().rank() > 1) return;
@@ -40,7 +40,7 @@ TEST(PointToPoint, KthMeetsKth) {
     for (int k = 0; k < 20; ++k) EXPECT_EQ(first<int32_t>(x[k]), k);
 }
 
-// One communicator, three streams; each rank distributes the calls differently.
+// One communicator serves three streams, and each rank distributes the calls differently.
 TEST(Async, ManyOnThreeStreams) {
     int n = world().size(), me = world().rank();
     Stream other("other");
@@ -84,7 +84,7 @@ TEST(Async, DroppedAndReplacedWorkIsWaitedFor) {
     work.wait();
 }
 
-// Ranks that wait asleep leave the cores to root.
+// Ranks that sleep while they wait leave the cores to root.
 TEST(WaitAsleep, TakesAlmostNoTimeOfTheProcessor) {
     const auto processor_seconds = [] {
         timespec now;
@@ -194,14 +194,14 @@ TEST(Mistakes, AreNamed) {
         EXPECT_THROW(world().all_gather(y, y.slice(world().rank() ? 0 : 4, world().rank() ? 4 : 8)),
                      std::logic_error);
     }
-    // The two ends of a message disagree: the shorter one is noticed.
+    // The two ends of a message disagree, and the shorter one is noticed.
     EXPECT_THROW(world().send_recv({{Transfer::send, y.slice(0, 3), world().rank()},
                                     {Transfer::recv, x, world().rank()}}),
                  std::logic_error);
 }
 
-// An exception unwinds past a Work that can never end: it does not hang, and its memory stays
-// allocated, since MPI may still write to it.
+// An exception unwinds past a Work that can never end. It does not hang, and the Work's memory
+// stays allocated, since MPI may still write to it.
 TEST(Mistakes, UnwindingDoesNotWait) {
     if (on_gpu) GTEST_SKIP() << "a rank's messages to itself are in one call there";
     {
@@ -214,10 +214,11 @@ TEST(Mistakes, UnwindingDoesNotWait) {
         EXPECT_THROW(stream.synchronize(), std::logic_error);
     }
     abandon_communication(false);
-    world().send(blank<float>(1), world().rank());  // what it waited for
+    world().send(blank<float>(1), world().rank());  // the message for which it waited
 }
 
-// Strings of different lengths, also empty ones, from ranks that arrive at different times.
+// Strings of different lengths, including empty ones, come from ranks that arrive at different
+// times.
 TEST(Host, StringsAndArrivals) {
     const auto text = [](int rank) {
         return std::string(size_t(rank % 3) * 40000, char('a' + rank));

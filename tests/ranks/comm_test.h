@@ -1,5 +1,5 @@
-// What comm_test.cpp compares with, on every backend: every rank's numbers, what their reduction
-// must be, and the ways data can travel.
+// Expected results for comm_test.cpp on every backend: each rank's numbers, their reductions, and
+// the ways that data can travel.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,15 +23,16 @@ using CommunicatedTypes = testing::Types<float, bf16, fp16, e4m3, e5m2, double, 
 
 inline const Communicator& world() { return Communicator::world(); }
 
-// Whether reductions add in rank order, bit by bit. If not, NCCL adds, in an order of its own.
+// Returns whether reductions add in rank order, bit by bit. Otherwise NCCL adds, in an order of its
+// own.
 inline bool exact() { return transport::over_mpi() || world().size() == 1; }
 inline const std::vector<Reduce> operations = {Reduce::sum, Reduce::max, Reduce::average};
 
-// Rank r's numbers. They use all of their bits at very different magnitudes, so that another order
-// of summation gives other bits; sums of int32 overflow.
+// Returns rank r's numbers. They use all of their bits at very different magnitudes, so that
+// another order of summation gives other bits; sums of int32 overflow.
 template <class T>
 const std::vector<T>& numbers(int r, int64_t count, int seed = 0) {
-    // they are asked for again and again
+    // the tests ask for the same numbers again and again
     static std::map<std::tuple<int, int64_t, int>, std::vector<T>> made;
     std::vector<T>& values = made[{r, count, seed}];
     if (int64_t(values.size()) == count) return values;
@@ -91,8 +92,8 @@ T first(const Tensor& x) {
     return x.to_host<T>().at(0);
 }
 
-// Whether x is the reduction of numbers(r, count), from element `begin` on: exactly, or, if NCCL
-// reduced, within its rounding: one rounding error of the sum of the magnitudes for each rank.
+// Returns whether x is the reduction of numbers(r, count) from element `begin` on. It must be
+// exact; or, if NCCL reduced, within one rounding error of the sum of the magnitudes per rank.
 template <class T>
 bool is_reduction(const Tensor& x, Reduce op, int64_t count, int seed = 0, int64_t begin = 0) {
     int n = world().size();
@@ -150,8 +151,8 @@ std::vector<T> joined(int n, int64_t count) {  // all ranks' numbers
     return all;
 }
 
-// Once with each of the ways that data can travel: as set; everything in chunks; everything in one
-// round; in pieces.
+// Sets one of the ways that data can travel: as set already, everything in chunks, everything in
+// one round, in pieces.
 struct Way {
     CommunicationSettings saved = communication_settings();
     explicit Way(CommunicationSettings settings) { communication_settings() = settings; }
@@ -160,8 +161,7 @@ struct Way {
 inline const std::vector<CommunicationSettings> ways = {
     {}, {1 << 30, 0, 4096}, {1 << 30, 1 << 30, 1 << 30}, {1001, 512, 4096}};
 
-// The last size is long enough for several chunks and pieces, and is divisible by no number of
-// ranks.
+// The last size is long enough for several chunks and pieces, and divisible by no number of ranks.
 inline std::vector<int64_t> sizes(const CommunicationSettings& settings) {
     return {0, 1, 7, 1000, settings.chunk_bytes == 4096 ? 5003 : 65537};
 }

@@ -14,7 +14,7 @@ namespace ultrascale::context_break {
 using namespace ultrascale::context_parallel;
 
 inline constexpr int64_t T = 48, B = 2, steps = 3;
-// Can be shared by 1, 2, 3, 4 and 8 ranks: also its heads, of which all ranks get the one key head.
+// 1, 2, 3, 4 and 8 ranks can share this model and its heads; all ranks get the one key head.
 inline LlamaConfig config_of(bool tied) {
     return {.layers = 2,
             .hidden = 32,
@@ -26,13 +26,13 @@ inline LlamaConfig config_of(bool tied) {
             .tied = tied};
 }
 
-// What an attention is made of.
+// The parts from which an attention is built.
 struct Ingredients {
     const ContextOptions& options;
     ContextParallel& parallel;
     const Communicator& cp;
     Stream& stream;
-    // The chapter's ring, of these ranks; `layout`: for which it is planned.
+    // Returns the chapter's ring of these ranks, planned for `layout`.
     std::unique_ptr<AttentionCore> ring(const Communicator& ring_ranks, Layout layout) const {
         if (options.variant == Variant::plain)
             return std::make_unique<PlainRing>(ring_ranks, stream);
@@ -45,22 +45,23 @@ struct Ingredients {
     std::unique_ptr<AttentionCore> ring() const { return ring(cp, options.layout); }
 };
 
-// What is done differently from the chapter's main.
+// The ways in which a broken run differs from the chapter's main.
 struct Breaks {
     std::function<void(HostBatch& part, const Communicator& cp)> batch = [](HostBatch&, auto&) {};
-    std::function<std::unique_ptr<AttentionCore>(const Ingredients&)> attention;  // empty: as it is
-    std::vector<std::string> summed_apart;  // of one weight: axes over which it is not summed
+    std::function<std::unique_ptr<AttentionCore>(const Ingredients&)>
+        attention;                          // empty: the usual
+    std::vector<std::string> summed_apart;  // axes over which one weight is not summed
     bool sum = true, own_denominator = false;
-    ContextOptions predicted;            // options of the prediction; cp 0: the same
-    std::optional<VerifyBounds> bounds;  // other ones
-    // Not broken, but other paths through the parts: the weights' gradients after all of backward;
-    // the loss in chunks of tokens; lines as documents, whose last targets are ignored; ...
+    ContextOptions predicted;            // the prediction's options; cp 0: the run's
+    std::optional<VerifyBounds> bounds;  // instead of the usual ones
+    // Correct, but other paths through the parts: the weights' gradients after all of backward; the
+    // loss in chunks of tokens; lines as documents, whose last targets are ignored; ...
     bool split_backward = false;
     int64_t loss_chunk = 0;
     bool documents = false;
     double dropout = 0;
     bool tied = false;
-    bool sum_in_backward = false;  // each gradient once it is complete, beside the ring
+    bool sum_in_backward = false;  // each gradient as soon as it is complete, beside the ring
 };
 
 inline int ranks() { return Communicator::world().size(); }
@@ -100,7 +101,7 @@ inline std::vector<ContextOptions> every_variant() {
             usp(Layout::zigzag)};
 }
 
-// Sums each parameter's gradient as soon as it is complete, while backward goes on.
+// Sums each parameter's gradient as soon as it is complete, while backward continues.
 struct SumsInBackward : Hooks {
     explicit SumsInBackward(const Mesh& of) : mesh(of) {}
     void gradient_complete(Parameter& parameter, const Context&) override {
@@ -150,7 +151,7 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
     parameters.initialize(options.seed);
     AdamW optimizer(parameters, options.optimizer);
     testing::internal::CaptureStdout();
-    const int64_t sequences = B * dp.size();  // of a step
+    const int64_t sequences = B * dp.size();  // sequences of a step
     const auto dropped = [&](ModuleFactories& plain) {
         add_dropout(plain, {float(breaks.dropout), options.seed});
     };

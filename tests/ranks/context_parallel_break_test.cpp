@@ -13,7 +13,7 @@ TEST(ContextParallelBreak, UnchangedTechniquesPass) {
         expect(train(context), true, true, true);
     }
     if (ranks() % 2 != 0) return;
-    for (ContextOptions half : {plain(), ring_of(Layout::zigzag)}) {  // and data parallelism
+    for (ContextOptions half : {plain(), ring_of(Layout::zigzag)}) {  // with data parallelism, too
         half.cp = ranks() / 2;
         if (half.cp > 1) expect(train(half), true, true, true);
     }
@@ -40,7 +40,7 @@ TEST(ContextParallelBreak, UnchangedTechniquesPassTheOtherWays) {
         expect(train(context, {.sum_in_backward = true}), true, true, true);
         EXPECT_FALSE(train(context, {.summed_apart = {"cp"}, .sum_in_backward = true}).verified);
     }
-    // Lengths of documents differ by rank, and what each rank counts does, too.
+    // The lengths of documents differ by rank, and so do the targets that each rank counts.
     EXPECT_TRUE(train(ring_of(Layout::striped), {.documents = true}).verified);
 }
 
@@ -52,7 +52,7 @@ TEST(ContextParallelBreak, GradientsAreSummedOverDataParallelRanksOnly) {
     }
 }
 
-// Each chunk ends with its own first token as the target, as if it were a sequence.
+// Each chunk ends with its own first token as the target, as if the chunk were a sequence.
 TEST(ContextParallelBreak, TargetsAreShiftedAfterTheCut) {
     NEEDS_RANKS();
     Breaks breaks;
@@ -85,7 +85,7 @@ TEST(ContextParallelBreak, PositionsRestartOnEachRank) {
         expect(train(context, breaks), false, true, true);
 }
 
-// Batches are cut one way, and masks are made for another.
+// Batches are cut for one layout, but masks are made for another.
 TEST(ContextParallelBreak, MasksAreOfAnotherLayout) {
     NEEDS_RANKS();
     for (const auto& [cut, planned] : {std::pair(Layout::zigzag, Layout::contiguous),
@@ -97,7 +97,7 @@ TEST(ContextParallelBreak, MasksAreOfAnotherLayout) {
                          .verified);
 }
 
-// Merges that round have wider bounds, for they need them.
+// Merges that round need wider bounds, and get them.
 TEST(ContextParallelBreak, RoundedMergesHaveBoundsOfTheirOwn) {
     NEEDS_RANKS();
     for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped}) {
@@ -108,7 +108,7 @@ TEST(ContextParallelBreak, RoundedMergesHaveBoundsOfTheirOwn) {
     EXPECT_TRUE(train(rounded_ring(Layout::zigzag), {.documents = true}).verified);
 }
 
-// Ranks are numbered from the other end in the ring, so they take keys for those of other owners.
+// The ring numbers its ranks from the other end, so they take keys for those of other owners.
 TEST(ContextParallelBreak, KeysAreOfAnotherOwner) {
     NEEDS_RANKS();
     for (const ContextOptions& context :
@@ -122,7 +122,7 @@ TEST(ContextParallelBreak, KeysAreOfAnotherOwner) {
     }
 }
 
-// The chapter's ring, with something done before and after it.
+// The chapter's ring; a test does something before and after it.
 struct ChangedRing : AttentionCore {
     explicit ChangedRing(const Ingredients& i)
         : cp(i.cp), layout(i.options.layout), ring(i.ring()) {}
@@ -142,14 +142,15 @@ Breaks with() {
     return {.attention = [](const Ingredients& i) { return std::make_unique<Core>(i); }};
 }
 
-TEST(ContextParallelBreak, ARingInTheTestPasses) {  // so that what follows fails for its reason
+// If this passes, the following tests fail because of their mistakes.
+TEST(ContextParallelBreak, ARingInTheTestPasses) {
     NEEDS_RANKS();
     for (const Layout layout : {Layout::contiguous, Layout::zigzag, Layout::striped})
         expect(train(ring_of(layout), with<ChangedRing>()), true, true, true);
     expect(train(plain(), with<ChangedRing>()), true, true, true);
 }
 
-// Every rank's own keys only; what came round is forgotten.
+// Every rank uses only its own keys and forgets those that came round the ring.
 TEST(ContextParallelBreak, BlocksAreForgotten) {
     NEEDS_RANKS();
     struct Broken : ChangedRing {
@@ -171,7 +172,7 @@ TEST(ContextParallelBreak, BlocksAreForgotten) {
         expect(train(context, with<Broken>()), false, true, true);
 }
 
-// Backward takes the log-sum-exp of a rank's own keys for that of all.
+// Backward takes the log-sum-exp over a rank's own keys for the one over all keys.
 TEST(ContextParallelBreak, BackwardHasTheLogSumExpOfOneBlock) {
     NEEDS_RANKS();
     struct Broken : ChangedRing {
@@ -189,7 +190,7 @@ TEST(ContextParallelBreak, BackwardHasTheLogSumExpOfOneBlock) {
         expect(train(context, with<Broken>()), false, true, true);
 }
 
-// A mean of the blocks' outputs, however much each weighs.
+// The blocks' outputs are averaged, whatever their weights.
 TEST(ContextParallelBreak, OutputsAreAveraged) {
     NEEDS_RANKS();
     struct Broken : ChangedRing {
@@ -228,7 +229,7 @@ TEST(ContextParallelBreak, OutputsAreAveraged) {
         EXPECT_FALSE(train(context, with<Broken>()).verified);
 }
 
-// One rank's keys and values get a gradient from its own queries at most.
+// The keys and values of one rank get a gradient from its own queries at most.
 TEST(ContextParallelBreak, AGradientNeverComesHome) {
     NEEDS_RANKS();
     struct Broken : ChangedRing {
@@ -244,12 +245,12 @@ TEST(ContextParallelBreak, AGradientNeverComesHome) {
         expect(train(context, with<Broken>()), false, true, true);
 }
 
-// The plain ring's finished sums are one rank before their owner, as without the last hop.
+// The plain ring's finished sums stop one rank before their owner, as if the last hop were missing.
 TEST(ContextParallelBreak, TheLastHopHomeIsLeftOut) {
     NEEDS_RANKS();
     struct Broken : ChangedRing {
         explicit Broken(const Ingredients& i) : ChangedRing(i), stream(i.stream) {}
-        // One rank back from home: an owner has its neighbour's sums.
+        // Moves the sums one rank back from home: an owner has its neighbour's sums.
         Gradients backward(const Tensor& dout, Saved& saved, Context& context) override {
             const Gradients home = ring->backward(dout, saved, context);
             const Gradients short_of_it{
@@ -269,7 +270,7 @@ TEST(ContextParallelBreak, TheLastHopHomeIsLeftOut) {
     expect(train(plain(), with<Broken>()), false, true, false);
 }
 
-// The reversed backward must start with the keys that forward held last.
+// The reversed backward must start with the keys that forward held last, but starts with its own.
 TEST(ContextParallelBreak, TheReversedBackwardStartsWithItsOwnKeys) {
     NEEDS_RANKS();
     struct Broken : ChangedRing {

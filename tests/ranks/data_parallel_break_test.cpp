@@ -65,7 +65,7 @@ TEST(DataParallelBreak, TheLastBucketIsForgotten) {
     expect(train_data_parallel<Broken>(full_bucket), false, true, false);
 }
 
-// In fp32, so that verify sees it.
+// The sums travel in fp32, so that verify detects the mistake.
 TEST(DataParallelBreak, TheSumStaysOnTheWire) {
     NEEDS_RANKS();
     expect(train_data_parallel<ReduceDtypeSync>(full_bucket, DType::fp32), true, true, true);
@@ -87,7 +87,7 @@ TEST(DataParallelBreak, TheNodesNeverMeet) {
     if (world().size() % 2 != 0) GTEST_SKIP() << "needs two nodes of as many ranks";
     struct Broken : HierarchicalSync {
         using HierarchicalSync::HierarchicalSync;
-        // Summed inside the node only.
+        // Sums only inside the node.
         void start(Bucket& bucket, const Tensor& gradients) override {
             bucket.under_way.push_back(
                 node.all_reduce(gradients, Reduce::sum, communication_stream()));
@@ -115,7 +115,7 @@ TEST(DataParallelBreak, OneParameterIsNotSummed) {
     }
 }
 
-// 4_accumulation.h, with a sum after each micro-batch.
+// 4_accumulation.h sums after each micro-batch.
 TEST(DataParallelBreak, TheSumsOverMicroBatchesAreNotTakenBack) {
     expect(train_accumulated<NaiveSync>(true), true, true, true);
     expect(train_accumulated<BucketSync>(true, full_bucket), true, true, true);

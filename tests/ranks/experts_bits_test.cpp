@@ -1,5 +1,5 @@
-// Expert parallelism gives the same bits as one rank: the choices of routers, what experts make of
-// their rows, and so their gradients of the first step. Gradients of what is copied are summed over
+// Expert parallelism gives the same bits as one rank: the routers' choices, the experts' outputs,
+// and so their gradients in the first step. The gradients of replicated parameters are summed over
 // ranks, in another order.
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -14,8 +14,9 @@ namespace ultrascale {
 using namespace ultrascale::expert_parallel;
 namespace {
 
-// Sequences divide by 2, 3, 4 and 8 as the experts do; every rank's tokens are a multiple of 12,
-// because OpenBLAS's kernels for AVX2 take 12 rows at a time and sum the rest in another order.
+// The numbers of sequences and of experts are divisible by 2, 3, 4 and 8. Every rank's number of
+// tokens is a multiple of 12, because OpenBLAS's kernels for AVX2 take 12 rows at a time and sum
+// the rest in another order.
 constexpr int64_t sequences = 24, T = 12;
 const LlamaConfig config{.layers = 2,
                          .hidden = 64,
@@ -76,7 +77,7 @@ struct Trained1 {
     std::unique_ptr<Llama> model;
     std::map<int64_t, std::vector<int32_t>> first, again;  // choices by layer
     std::map<std::string, Doubles> gradients;
-    double loss;  // of this rank
+    double loss;  // this rank's
 };
 
 TEST(Experts, SameBitsOnAnyNumberOfRanks) {
@@ -117,7 +118,7 @@ TEST(Experts, SameBitsOnAnyNumberOfRanks) {
         }
 }
 
-// The plain dispatch does the same as the general one, bit by bit.
+// The plain dispatch gives the same bits as the general one.
 TEST(Experts, PlainDispatchGivesTheSameBits) {
     use_threads(ranks_on_this_node());
     const Communicator& world = Communicator::world();
@@ -139,9 +140,10 @@ TEST(Experts, PlainDispatchGivesTheSameBits) {
     }
 }
 
-// Rows that travel in chunks are chosen alike and give the same up to rounding: an expert's
-// gradient adds up chunk by chunk, and a product of fewer rows may add in another order. With
-// recomputation the bits stay the same. 7 chunks do not divide the tokens evenly.
+// The choices for rows that travel in chunks are the same, and the results are equal up to
+// rounding: an expert's gradient is added up chunk by chunk, and a product of fewer rows may add in
+// another order. With recomputation the bits stay the same. 7 chunks do not divide the tokens
+// evenly.
 TEST(Experts, InChunks) {
     use_threads(ranks_on_this_node());
     const Communicator& world = Communicator::world();
@@ -162,8 +164,8 @@ TEST(Experts, InChunks) {
     }
 }
 
-// One copy a rank instead of one an expert gives the same, and so do two hops over nodes, up to
-// rounding; and as many rows travel as the tokens' choices say.
+// Sending one copy per rank instead of one per expert gives the same results up to rounding, and so
+// do two hops over nodes. The number of rows that travel follows from the tokens' choices.
 TEST(Experts, OneCopyForEachRank) {
     use_threads(ranks_on_this_node());
     const Communicator& world = Communicator::world();

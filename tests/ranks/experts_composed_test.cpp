@@ -1,6 +1,6 @@
-// Experts in a composition: micro-batches in a pipeline's order, a rank with some of the layers,
-// and ranks that share a micro-batch's tokens. Each gives what one rank gives with everything, one
-// micro-batch after the other.
+// Experts in combination with other techniques: micro-batches in a pipeline's order, a rank with
+// some of the layers, and ranks that share a micro-batch's tokens. Each gives the result of one
+// rank that holds everything and takes one micro-batch after the other.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -16,7 +16,7 @@ namespace ultrascale {
 using namespace ultrascale::expert_parallel;
 namespace {
 
-constexpr int64_t B = 2, T = 24, N = B * T, A = 4, h = 32;  // A: micro-batches of a rank
+constexpr int64_t B = 2, T = 24, N = B * T, A = 4, h = 32;  // A: micro-batches per rank
 const LlamaConfig config{.layers = 2,
                          .hidden = h,
                          .heads = 4,
@@ -68,8 +68,8 @@ Context micro_batch(int m, int r) {
             .micro_batch = m};
 }
 
-// Runs a step's passes in this order: F forward, D backward, B backward of inputs, W of weights.
-// `mixed_up`: a backward takes the statistics of the micro-batch whose forward ran last.
+// Runs a step's passes in this order: F forward, D backward, B backward of inputs, W of weights. If
+// `mixed_up`, a backward takes the statistics of the micro-batch whose forward ran last.
 Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
             const std::string& order, bool mixed_up = false) {
     ExpertParallel experts(config, options, mesh, A);
@@ -99,7 +99,7 @@ Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
             default: model.backward_weight(saved, context);
         }
     }
-    // All that was sent are rows, as told when each forward ran.
+    // Only rows were sent, as many as were reported when each forward ran.
     EXPECT_TRUE(counted_as_predicted(sent_of(experts.statistics()), 1, communication_counts()));
     const std::map<int, DispatchStatistics::ByLayer> rows = experts.statistics().end_step();
     EXPECT_EQ(rows.size(), size_t(A));
@@ -126,7 +126,8 @@ TEST(ExpertsComposed, SameBitsInAnyOrderOfPasses) {
     }
 }
 
-// Two ranks of a pipeline have a layer each: what they count and trained on adds up to all.
+// Two ranks of a pipeline have a layer each; their counts and gradients add up to the whole
+// model's.
 TEST(ExpertsComposed, ARankWithSomeOfTheLayers) {
     use_threads(ranks_on_this_node());
     const Communicator alone = Communicator::world().split(Communicator::world().rank(), 0, "one");
@@ -162,7 +163,7 @@ TEST(ExpertsComposed, ARankWithSomeOfTheLayers) {
 
 // ---- shared tokens ----
 
-// How ranks share a micro-batch's tokens: each has a part of each sequence, or of all rows.
+// How ranks share a micro-batch's tokens: cp takes a part of each sequence, tp a part of all rows.
 enum class Cut { nothing, cp, tp };
 enum class Break { nothing, counts_alone, not_over_tp };
 
@@ -174,7 +175,7 @@ std::vector<TokenRange> tokens_of(Cut cut, int64_t rank, int64_t ranks) {
     return ranges;
 }
 
-// Layer 0's experts alone, for this rank's rows of `accumulated` micro-batches of each replica.
+// Runs only layer 0's experts, on this rank's rows of `accumulated` micro-batches of each replica.
 Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accumulated,
               ChoiceLog& choices, Break wrong = Break::nothing) {
     SharedTokens shared{.all = &mesh.group({"dp", "ep", "cp", "tp"})};

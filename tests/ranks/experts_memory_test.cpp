@@ -1,6 +1,6 @@
-// What a stage of layers with experts holds in each pass, with two micro-batches in flight, equals
-// the formula: kept to the byte, peaks within 1 %. Also inside tensor parallelism, with rows dealt
-// out by sequence parallelism.
+// A stage of layers with experts runs with two micro-batches in flight. In each pass the memory
+// that it holds equals the formula: kept tensors to the byte, peaks within 1 %. This also holds
+// inside tensor parallelism, with rows divided by sequence parallelism.
 #include <gtest/gtest.h>
 
 #include "03_tensor_parallel/8_tensor_parallel.h"
@@ -21,7 +21,7 @@ struct Case {
     int64_t shared = 1;  // experts
     ModelOptions model = {};
     ExpertOptions options = {.aux = Aux::megatron, .aux_coefficient = 0.1, .z_coefficient = 0.1};
-    int64_t ffn = 48;  // of an expert
+    int64_t ffn = 48;  // an expert's
     TensorOptions tensor = {.tp = 1};
 };
 
@@ -88,7 +88,7 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
     };
     const int64_t none = now();
     Saved saved[2];
-    // Held after a pass, and at its peak, without what others hold.
+    // Returns the memory held after a pass, and at its peak, without `others`.
     const auto run = [&](int64_t others, const auto& pass) {
         memory_reset_peak();
         pass();
@@ -109,7 +109,7 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
     const auto backward =
         run(none, [&] { model.backward(message(stage.head, 52), saved[1], contexts[1]); });
     EXPECT_EQ(backward.first, 0);
-    // What forward kept moves with Saved, and goes with it.
+    // The tensors that forward kept move with Saved, and are freed with it.
     forward(0)();
     saved[1] = std::exchange(saved[0], {});
     EXPECT_EQ(now(), none + first.first);

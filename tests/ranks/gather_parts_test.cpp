@@ -1,5 +1,5 @@
-// Parts of tensors, put together on rank 0: any cuts, replicas and slices, on any number of ranks
-// (part of comm_test).
+// Parts of tensors are put together on rank 0: any cuts, replicas and slices, on any number of
+// ranks (part of comm_test).
 #include "files/gather_parts.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,8 @@ namespace {
 
 const Communicator& world() { return Communicator::world(); }
 
-// Element i of a tensor is `first` + i: exact in fp32. bf16 holds integers up to 256 only.
+// Element i of a tensor is `first` + i, which is exact in fp32. bf16 is exact only for integers up
+// to 256.
 std::vector<float> values_of(int64_t count, int64_t first, DType dtype) {
     std::vector<float> values(size_t(count), 0);
     for (size_t i = 0; i < values.size(); ++i)
@@ -28,14 +29,14 @@ Tensor tensor_of(const std::vector<float>& values, DType dtype) {
     return Tensor::from_host<bf16>(narrow, {int64_t(values.size())}, Memory::workspace);
 }
 
-// A named tensor of which every rank can compute everything, and parts of it.
+// A named tensor and parts of it. Every rank can compute all of its elements.
 struct Whole {
     std::string name;
     Shape shape;
     DType dtype = DType::fp32;
 
     std::vector<float> values() const { return values_of(numel(shape), 1, dtype); }
-    // The elements from begin to end of `slice` (empty: of the whole tensor), row-major.
+    // Returns elements begin .. end - 1 of `slice` (if empty, of the whole tensor), row-major.
     TensorPart part(std::vector<Range> slice, int64_t begin, int64_t end) const {
         Parameter parameter{.name = name, .shape = shape, .slice = slice};
         if (slice.empty())
@@ -51,8 +52,8 @@ struct Whole {
     }
 };
 
-// Where `pieces` pieces of `count` elements begin and end: pieces + 1 numbers, the same on all
-// ranks. Some pieces are empty.
+// Returns the pieces + 1 borders of `pieces` pieces of `count` elements, the same on all ranks.
+// Some pieces are empty.
 std::vector<int64_t> random_cuts(int64_t count, int pieces, std::minstd_rand& random) {
     std::vector<int64_t> cuts = {0, count};
     while (int(cuts.size()) < pieces + 1) cuts.push_back(int64_t(random() >> 4) % (count + 1));
@@ -114,7 +115,7 @@ TEST(GatherParts, SeveralPiecesOfATensorOnOneRank) {
 TEST(GatherParts, Replicas) {
     std::minstd_rand random(3);
     for (int copies :
-         {2, 3, world().size()}) {  // neighbours hold the same; as many groups of them as there are
+         {2, 3, world().size()}) {  // neighbours hold the same; the groups are as many as fit
         std::vector<TensorPart> mine;
         for (const Whole& whole : wholes) {
             const int groups = (world().size() + copies - 1) / copies;
@@ -168,7 +169,8 @@ TEST(GatherParts, OneRankHasEverything) {
     EXPECT_EQ(alone.gather(0).to_host_float(), wholes[0].values());
 }
 
-// Parts that do not cover the tensor are a programming error, detected when it is put together.
+// Parts that do not cover the tensor are a programming error, which is detected when they are put
+// together.
 TEST(GatherParts, AMissingPieceIsNamed) {
     std::minstd_rand random(5);
     const int n = world().size();

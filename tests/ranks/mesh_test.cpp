@@ -9,7 +9,7 @@
 namespace ultrascale {
 namespace {
 
-// The world's ranks in the group, in its order.
+// Returns the world ranks of the group's members, in the group's order.
 std::vector<int> members(const Communicator& group) {
     std::vector<int> ranks;
     for (const std::string& text :
@@ -45,7 +45,7 @@ TEST(Mesh, NeighboursAreOfTheLastAxis) {
     EXPECT_THROW(Mesh(world, {{"dp", 2 * n}}), std::logic_error);
 }
 
-// n ranks along one axis, of each kind in turn: what happens to a gradient that is r + 1 on rank r.
+// n ranks form one axis, of each kind in turn, and a parameter's gradient is r + 1 on rank r.
 TEST(Gradients, AreSummedAsTheParametersSay) {
     const Communicator& world = Communicator::world();
     const int n = world.size(), r = world.rank();
@@ -68,7 +68,7 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
         {{}, {"tp"}, {{"tp", sum}}, {{"tp", first}}},
         // an expert
         {{"ep"}, {}, {{"ep", mine}, {"dp", sum}, {"cp", sum}}, {{"ep", true}}},
-        // the copy of a key-value head, of a tied weight
+        // copies of a key-value head, and of a tied weight
         {{"tp"}, {"copies"}, {{"tp", sum}}, {{"tp", first}}},
         {{}, {"copies"}, {{"pp", sum}}, {{"pp", first}}},
     };
@@ -89,8 +89,8 @@ TEST(Gradients, AreSummedAsTheParametersSay) {
             p->complete = true;
             sum_gradients(list, mesh);
             EXPECT_EQ(p->grad.to_host<float>(), std::vector<float>(3, float(expected)));
-            // Every rank of dp and cp has the whole sum; along the others the ranks' counted parts
-            // are added up.
+            // Every rank of dp and cp has the whole sum; along other axes the parts that are
+            // counted on each rank are added up.
             const auto wanted = c.counts.find(axis);
             if (wanted != c.counts.end()) {
                 EXPECT_EQ(counts(mesh, *p), wanted->second);

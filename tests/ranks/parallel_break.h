@@ -1,5 +1,5 @@
-// A small training by a technique of 01_data_parallel or 02_zero, for the tests that break it on
-// purpose.
+// A small training with a technique of 01_data_parallel or 02_zero, for tests that break the
+// technique on purpose.
 #pragma once
 
 #include "01_data_parallel/4_accumulation.h"
@@ -21,7 +21,7 @@ inline const StepShape shape{.config = config, .model = {}, .micro_batch = B, .s
 
 inline const Communicator& world() { return Communicator::world(); }
 
-// What both chapters' steps have in common, as seen from train() below.
+// The parts of a step that train() below needs from both chapters.
 struct Technique {
     Hooks* hooks;
     std::function<void()> begin_step = {}, update = {};
@@ -30,7 +30,7 @@ struct Technique {
     Prediction predicted;
 };
 
-// What a chapter's main does.
+// Runs a training like a chapter's main.
 inline Checks train(const Options& options, Llama& model, const Technique& technique) {
     const TokenFile file("common/text.txt", config.vocab);
     const DataLoader loader(file, {.seq = T});
@@ -72,14 +72,14 @@ inline Options options_of_runs() {
     return options;
 }
 
-// A broken technique may do something then.
+// Lets a broken technique do something at the beginning of a micro-batch.
 template <class Sync>
 void begin_micro_batch(Sync& sync, ParameterList& parameters) {
     if constexpr (requires { sync.begin_micro_batch(parameters); })
         sync.begin_micro_batch(parameters);
 }
 
-// every_time: gradients are summed after each micro-batch.
+// If `every_time`, gradients are summed after each micro-batch.
 template <class Sync, class Sums = Accumulation, class... Arguments>
 Checks train_accumulated(bool every_time, Arguments... arguments) {
     use_threads(ranks_on_this_node());

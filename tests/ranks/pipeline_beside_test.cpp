@@ -1,7 +1,7 @@
-// 05_pipeline beside other techniques: two stages of one model in 1F1B, by the plain loop, and in
-// zero-bubble order, by the executor, with the buckets of 01_data_parallel and the stages of
-// 02_zero, with a tied weight that both stages hold, and with an update that is confirmed in the
-// next step.
+// 05_pipeline combined with other techniques: two stages of one model run in 1F1B, by the plain
+// loop, and in zero-bubble order, by the executor; with the buckets of 01_data_parallel and the
+// stages of 02_zero, with a tied weight that both stages hold, and with an update that is confirmed
+// in the next step.
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/lab/predict.h"
@@ -26,12 +26,12 @@ const LlamaConfig config{.layers = 4,
                          .vocab = 256,
                          .tied = true};
 
-// What is done wrong.
+// The mistakes that a run can make.
 struct Breaks {
     bool forget_tied = false, forget_layer = false, count_tied_twice = false;
 };
 
-// What both runs below have in common.
+// The part that both runs below share.
 struct Setting {
     Setting(bool zero_bubble, Breaks breaks, double clip)
         : pipeline(shape,
@@ -133,7 +133,7 @@ bool train_with_zero(bool zero_bubble, Breaks breaks = {}) {
     return verified;
 }
 
-// Copies of some tensors, to return to.
+// Keeps copies of some tensors and restores them.
 struct Kept {
     std::vector<Tensor> originals, copies;
     void keep(const std::vector<TensorPart>& parts) {
@@ -150,8 +150,8 @@ struct Kept {
 };
 
 // Each stage updates with the norm of its own gradient, and learns the global norm only in the next
-// step. If that norm clips, it goes back and updates again. Returns how often, or -1 if the result
-// differs from one device's.
+// step. If that norm clips, the stage goes back and updates again. Returns how often this happened,
+// or -1 if the result differs from one device's.
 int train_confirmed_later(double clip, bool never_confirm = false) {
     testing::internal::CaptureStdout();
     Setting s(true, {}, clip);
@@ -219,8 +219,8 @@ TEST_F(PipelineBeside, BucketsInEveryOrder) {
     }
 }
 
-// Several micro-batches are in flight: stages 2 and 3 reduce and gather in between, with the same
-// sums.
+// While several micro-batches are in flight, ZeRO stages 2 and 3 reduce and gather in between, with
+// the same sums.
 TEST_F(PipelineBeside, ZeroInEveryOrder) {
     for (const bool zero_bubble : {false, true}) {
         EXPECT_TRUE(train_with_zero<Zero0>(zero_bubble));

@@ -1,4 +1,4 @@
-// A short training by 05_pipeline's parts, in which something can be done wrong.
+// A short training with 05_pipeline's parts, in which something can be done wrong.
 #pragma once
 
 #include "05_pipeline/3_cut.h"
@@ -14,7 +14,7 @@ using namespace ultrascale::pipeline;
 inline constexpr int64_t T = 16, B = 1, steps = 3;
 inline int ranks() { return Communicator::world().size(); }
 
-// Two layers for each rank, so that it can have two stages.
+// There are two layers for each rank, so that it can have two stages.
 inline LlamaConfig config_of(bool tied) {
     return {.layers = 2 * ranks(),
             .hidden = 24,
@@ -26,16 +26,17 @@ inline LlamaConfig config_of(bool tied) {
             .tied = tied};
 }
 
-// What is done differently from the chapter's main.
+// The ways in which a broken run differs from the chapter's main.
 struct Breaks {
-    // A rank's part of a micro-batch.
+    // Returns a rank's part of a micro-batch.
     std::function<HostBatch(const HostBatch&, int rank)> batch = {};
-    // After the parameters are described; and after a step's actions, before gradients are summed.
+    // `describe` runs after the parameters are described; `after_actions` runs after a step's
+    // actions, before gradients are summed.
     std::function<void(ParameterList&, int rank)> describe = [](ParameterList&, int) {};
     std::function<void(ParameterList&, int rank)> after_actions = [](ParameterList&, int) {};
     bool tied_counts_twice = false;  // in the norm
-    bool plain = false;              // the loop runs, not the executor
-    std::string predicted;           // the schedule that is predicted; empty: the one that runs
+    bool plain = false;              // runs the loop, not the executor
+    std::string predicted;           // the predicted schedule; empty: the one that runs
 };
 
 inline Schedule schedule_of(const std::string& name) {
@@ -60,7 +61,7 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
     PlainUpdater optimizer(parameters, options, &pipeline.mesh);
     optimizer.start();
     testing::internal::CaptureStdout();
-    const int64_t sequences = B * schedule.micro_batches;  // of a step
+    const int64_t sequences = B * schedule.micro_batches;  // sequences of a step
     Verifier verifier(options, config, loader, std::vector<int64_t>(size_t(steps), sequences), {});
     testing::internal::GetCapturedStdout();
     Report report("test", options, shape, steps);

@@ -22,7 +22,7 @@ TEST(PipelineBreak, UnchangedSchedulesPass) {
     }
 }
 
-// The plain loop: as it is, with something forgotten or confused, and with another prediction.
+// The plain loop runs as it is, with something forgotten or confused, and with another prediction.
 TEST(PipelineBreak, ThePlainLoop) {
     NEEDS_RANKS();
     const Schedule order = schedule_of("plain");
@@ -46,7 +46,7 @@ TEST(PipelineBreak, ThePlainLoop) {
     expect(train(order, false, {.plain = true, .predicted = "afab"}), true, false, true);
 }
 
-// Few micro-batches, or one: a loop whose ranks wait for each other in a circle would hang.
+// With few micro-batches, or one, a loop whose ranks wait for each other in a cycle would hang.
 TEST(PipelineBreak, ThePlainLoopWithFewMicroBatches) {
     NEEDS_RANKS();
     for (const int m : {1, ranks() - 1, ranks(), ranks() + 1})
@@ -55,7 +55,7 @@ TEST(PipelineBreak, ThePlainLoopWithFewMicroBatches) {
 
 // ---- schedules that the checker refuses ---------------------------------------------------------
 
-// What the checker says of a changed schedule; "" if it passes.
+// Returns the checker's message about a changed schedule, or "" if the schedule passes.
 std::string refusal(const std::string& name,
                     const std::function<void(std::vector<Action>&)>& break_it, int rank = 0) {
     Schedule schedule = schedule_of(name);
@@ -75,11 +75,11 @@ TEST(PipelineBreak, TheCheckerRefusesBrokenSchedules) {
     NEEDS_RANKS();
     for (const std::string& name : schedules()) EXPECT_EQ(refusal(name, [](auto&) {}), "") << name;
     const int last = ranks() - 1;
-    // A forward and its own backward.
+    // A backward comes before its own forward.
     expect_refused(refusal(
                        "1f1b", [](auto& actions) { std::swap(actions[0], actions[1]); }, last),
                    "D0 needs F0");
-    // A backward before forwards that the last rank wants to do first: both wait.
+    // A backward comes before forwards that the last rank needs first, so both ranks wait.
     expect_refused(refusal("afab",
                            [](auto& actions) {
                                const auto D0 =
@@ -87,7 +87,8 @@ TEST(PipelineBreak, TheCheckerRefusesBrokenSchedules) {
                                std::rotate(actions.begin() + 1, D0, D0 + 1);
                            }),
                    "it hangs: rank");
-    // A lost receive: whoever would have sent it, or been sent its result, has no partner.
+    // A receive is lost, so the rank that would have sent it, or received its result, has no
+    // partner.
     expect_refused(refusal(
                        "1f1b", [](auto& actions) { actions.erase(actions.begin()); }, last),
                    "D0 needs F0");
@@ -97,7 +98,7 @@ TEST(PipelineBreak, TheCheckerRefusesBrokenSchedules) {
                                                                &Action::kind));
                            }),
                    "needs B");
-    // A weight's gradient too many, or too few.
+    // There is one weight gradient too many, or too few.
     expect_refused(refusal("zb-h1", [](auto& actions) { actions.push_back(actions.back()); }),
                    "is done already");
     expect_refused(refusal("zb-h1", [](auto& actions) { actions.pop_back(); }), "is missing");
@@ -112,7 +113,7 @@ TEST(PipelineBreak, TheTiedSumIsForgotten) {
     }};
     for (const char* name : {"1f1b", "zb-h2"})
         expect(train(schedule_of(name), true, forgotten), false, true, true);
-    // Rank 0 has both uses of the weight.
+    // Rank 0 has both uses of the weight, so nothing is missing.
     expect(train(schedule_of("zbv"), true, forgotten), true, true, true);
 }
 
@@ -130,7 +131,7 @@ TEST(PipelineBreak, TheSecondCopyOfTheModelIsForgotten) {
     EXPECT_FALSE(train(schedule_of("dualpipe"), false, forgotten).verified);
 }
 
-// The stage with the loss reads another micro-batch's targets than the one that it gets.
+// The stage with the loss reads the targets of another micro-batch than the one it receives.
 TEST(PipelineBreak, StagesTakeDifferentSamples) {
     NEEDS_RANKS();
     const Breaks shifted{.batch = [](const HostBatch& whole, int rank) {
@@ -155,14 +156,14 @@ TEST(PipelineBreak, AWeightsGradientIsAddedTwice) {
         expect(train(schedule_of(name), false, twice), false, true, true);
 }
 
-// A schedule that the checker would have refused stops with an error, not with wrong numbers.
+// A schedule that the checker would have refused causes an error, not wrong numbers.
 TEST(PipelineBreak, TheExecutorRefusesWhatTheCheckerWouldHave) {
     if (ranks() > 1) GTEST_SKIP() << "other ranks would wait for the one that stops";
     Schedule schedule = schedule_of("zb-h1");
-    schedule.actions[0].push_back(schedule.actions[0].back());  // a W too many
+    schedule.actions[0].push_back(schedule.actions[0].back());  // one W too many
     EXPECT_THROW(train(schedule), std::logic_error);
     schedule = schedule_of("zb-h1");
-    schedule.actions[0].pop_back();  // a W too few
+    schedule.actions[0].pop_back();  // one W too few
     EXPECT_THROW(train(schedule), std::logic_error);
 }
 

@@ -1,7 +1,8 @@
 // Breaks chapter 06's plain dispatch on purpose, one mistake at a time, and expects --verify to
-// fail (part of comm_test): mistakes in how rows travel, and in which gradients are summed over
-// which ranks. An expert's gradient is of all tokens of its group and is summed over "dp" only, any
-// other over "dp" and "ep": by sum_gradients, or in buckets during the backward (01).
+// fail (part of comm_test). The mistakes concern how rows travel, and over which ranks which
+// gradients are summed. An expert's gradient contains all tokens of its group and is summed over
+// "dp" only, any other over "dp" and "ep": by sum_gradients, or in buckets during the backward
+// (01).
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/3_buckets.h"
@@ -18,8 +19,8 @@ namespace {
 
 constexpr int64_t T = 16, A = 4, steps = 4;
 
-// Two choices of four experts; or one choice, which a router that is forced makes expert 0 in every
-// layer. So the other experts never have a row.
+// A token chooses two of four experts. With `idle_experts` it chooses one: a forced router always
+// chooses expert 0, so that the other experts never have a row.
 struct Case {
     bool idle_experts;
     LlamaConfig config() const {
@@ -89,8 +90,7 @@ private:
     int rank_;
 };
 
-// Whether verify was satisfied, whether what was sent is as predicted, and whether some expert had
-// no row in a step.
+// Flags: verify succeeded; the bytes sent are as predicted; some expert had no row in a step.
 enum Passed { verified = 1, sent_as_predicted = 2, idle = 4 };
 int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
     testing::internal::CaptureStdout();
@@ -100,8 +100,8 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
     const Communicator& ep = mesh.group("ep");
     Options options;
     options.steps = steps, options.micro_batch = 1, options.grad_accum = A, options.verify = true;
-    // With so large an eps an update depends on the gradient's size, and so on the norm that clips
-    // it.
+    // With so large an eps an update depends on the size of the gradient, and so on the norm that
+    // clips it.
     options.optimizer.clip = 0.5, options.optimizer.eps = 1e-3;
     const LlamaConfig config = of.config();
     const ExpertOptions chosen = of.options();
@@ -128,7 +128,7 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
     if (wrong == Break::not_over_dp) split_experts_over({"dp", "ep"});
     parameters.allocate_values(DType::fp32), parameters.allocate_grads(DType::fp32);
     BucketSync buckets(parameters, mesh, 1 << 30);  // a bucket ends where the group changes
-    if (wrong == Break::norm_lacks_experts) split_experts_over({});  // not of the buckets
+    if (wrong == Break::norm_lacks_experts) split_experts_over({});  // after the buckets were made
     if (wrong == Break::forget_idle)
         for (const auto& p : parameters) p->uses += is_expert(*p);
     PlainUpdater optimizer(parameters, options, &mesh);
@@ -174,9 +174,9 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
     }
     sent = sent.times(steps);
     sent += seen.travelled();
-    // By hand, where all tokens go to expert 0: rank 1's T rows of 32 numbers leave with their
-    // weights and, as gradients, once more; rank 0 sends as much back. Each tells the other the
-    // counts of two experts.
+    // Computed by hand for the case in which all tokens go to expert 0: rank 1 sends T rows of 32
+    // numbers with their weights, and as many rows of gradients; rank 0 sends as much back. Each
+    // tells the other the counts of two experts.
     if (of.idle_experts) {
         PredictedCommunication travelled = seen.travelled();
         const auto& all_to_all = travelled.groups.at("ep")[size_t(Collective::all_to_all)];

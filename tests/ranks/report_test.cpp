@@ -13,8 +13,8 @@
 namespace ultrascale {
 namespace {
 
-// Rank 0's figures are printed; a wrong one on another rank fails the run on all ranks, and the
-// message names it.
+// Rank 0's figures are printed. A wrong figure on another rank fails the run on all ranks, and the
+// message names that rank.
 TEST(Report, WhatIsOffOnOneRankFailsOnAll) {
     const int n = Communicator::world().size(), last = n - 1, me = Communicator::world().rank();
     Report report("test", Options{}, StepShape{}, 1);
@@ -140,8 +140,8 @@ TEST(Report, RanksThatDifferHaveARowEach) {
     }
 }
 
-// Ranks may see a file as it is being replaced, some before and some after that: here, each in a
-// folder of its own. What rank 0 sees holds for all.
+// While a file is being replaced, some ranks may see the old one and others the new one; here each
+// rank has a folder of its own. The version that rank 0 sees holds for all.
 TEST(Options, AllRanksLoadTheSameCheckpoint) {
     const int me = Communicator::world().rank();
     const test::TempDir dir;

@@ -12,15 +12,15 @@ using namespace ultrascale::data_parallel;
 namespace {
 
 const std::vector<RingDirections> ways_round = {RingDirections::one, RingDirections::both};
-// From no elements, through fewer than ranks, to sizes at which tensors and their halves are cut at
-// multiples of 64 elements. Chunks stay below 16384 elements, where ops::add begins to use threads:
-// the thread sanitizer does not understand OpenMP.
+// The counts range from zero elements, through fewer elements than ranks, to sizes at which tensors
+// and their halves are cut at multiples of 64 elements. Chunks stay below 16384 elements, where
+// ops::add begins to use threads: the thread sanitizer does not understand OpenMP.
 std::vector<int64_t> counts(int n) {
     return {0, 1, 2, 3, 7, 64, 1000, 4096 * n + 5, 8192 * n, 8192 * n + 77};
 }
 
-// Rank r's element i: integers whose sums over 8 ranks even bf16 holds. They differ from their
-// neighbours'.
+// Rank r's element i: an integer that differs from its neighbours. Even bf16 represents the sums
+// over 8 ranks exactly.
 template <class T>
 std::vector<T> integers(int r, int64_t count) {
     std::vector<T> values;
@@ -43,7 +43,7 @@ void expect_equal_to_all_reduce(const Communicator& group) {
     }
 }
 
-// The largest error, relative to the rounding error that n-1 additions may have.
+// Returns the largest error, relative to the rounding error that n-1 additions may have.
 template <class T>
 double relative_error(const Tensor& x, int64_t count, double epsilon) {
     std::vector<double> sum(count), magnitude(count);
@@ -75,14 +75,14 @@ TEST(RingReduce, LeavesTheSumOnRank0) {
     if (me == 0) {
         EXPECT_EQ(x.to_host<float>(), y.to_host<float>());
     }
-    if (me == n - 1 && n > 1) {  // the last rank has added up everything, too
+    if (me == n - 1 && n > 1) {  // the last rank, too, has added up everything
         const Tensor all = tensor(integers<float>(me, 1000));
         for (int r = 0; r < n - 1; ++r) ops::add(all, tensor(integers<float>(r, 1000)));
         EXPECT_EQ(x.to_host<float>(), all.to_host<float>());
     }
 }
 
-// As many bytes as a rank of a ring of 64 sends, and in as many hops.
+// A rank sends as many bytes, in as many hops, as in a ring of 64.
 TEST(RingAllReduce, PretendedHops) {
     const Tensor x = tensor(integers<float>(world().rank(), 6400)), inbox = blank<float>(100);
     const CommunicationCounts before = communication_counts();
@@ -112,7 +112,7 @@ TEST(RingAllReduce, AllRanksHaveTheSameBits) {
     EXPECT_TRUE(same(x, rank_0_sum.to_host<float>()));
 }
 
-// Neighbours in the group are not neighbours in the world, and its order is not the world's.
+// Neighbours in the group are not neighbours in the world, and the group has another order.
 TEST(RingAllReduce, InGroups) {
     const int me = world().rank();
     const Communicator interleaved = world().split(me % 2, -me, "interleaved"),
@@ -134,8 +134,8 @@ TEST(RingAllReduce, OfAViewAndOfAnyShape) {
     EXPECT_TRUE(same(whole, expected));
 }
 
-// 2(n-1) steps a direction. After the reduce-scatter chunk r is finished on rank r; each step of
-// the all-gather brings one more that was not complete before, so a ring that leaves out a step, or
+// The ring takes 2(n-1) steps in each direction. After the reduce-scatter, chunk r is finished on
+// rank r. Each step of the all-gather completes another chunk, so a ring that leaves out a step, or
 // sends a wrong chunk, fails.
 TEST(RingAllReduce, TakesTheseSteps) {
     const int n = world().size(), me = world().rank();
@@ -148,7 +148,7 @@ TEST(RingAllReduce, TakesTheseSteps) {
         world().all_reduce(y);
         sum = y.to_host<float>();
         std::vector<RingStep> steps;
-        // after each step: which chunks, of this direction, hold the sum
+        // the chunks of this direction that hold the sum after each step
         std::vector<std::vector<bool>> right;
         ring_all_reduce(world(), x, directions, [&](const RingStep& step) {
             const int64_t share = steps.size() % rings * count;
@@ -157,7 +157,7 @@ TEST(RingAllReduce, TakesTheseSteps) {
             right.emplace_back();
             for (int64_t c = 0; c < n; ++c) {
                 bool near = true;
-                // numbers up to 4096; a missing part makes a far larger difference
+                // The numbers are up to 4096; a missing part would make a far larger difference.
                 for (int64_t i = share + c * per_chunk; i < share + (c + 1) * per_chunk; ++i)
                     near = near && std::abs(now[i] - sum[i]) <= 1e-2;
                 right.back().push_back(near);

@@ -10,7 +10,7 @@ using namespace ultrascale;
 
 namespace {
 
-// Pretends nodes of `ranks_per_node` ranks while it lives.
+// While an object of this type lives, the ranks pretend to be on nodes of `ranks_per_node` ranks.
 struct PretendedNodes {
     PretendedNodes(int ranks_per_node, double bytes_per_second) {
         pretend_nodes(ranks_per_node, bytes_per_second * 8 / 1e9);
@@ -24,8 +24,8 @@ struct PretendedNodes {
 constexpr int64_t count = 100000;      // 0.4 MB
 constexpr double rate = 4e6, t = 0.1;  // seconds a message
 
-// Seconds from when the first rank began the call until this rank has finished it: ranks leave the
-// barrier one after the other, but share this machine's clock.
+// Returns the seconds from when the first rank began the call until this rank has finished it:
+// ranks leave the barrier one after the other, but share this machine's clock.
 template <class Call>
 double seconds_of(Call call) {
     const auto now = [] {
@@ -43,8 +43,8 @@ double seconds_of(Call call) {
     return end + first<double>(first_begin);
 }
 
-// Whether every rank stays below its limit of seconds. There are several tries, because other
-// programs may take a rank's core for as long as a message takes.
+// Returns whether every rank stays below its limit of seconds. There are several tries, because
+// other programs may take a rank's core for as long as a message takes.
 template <class Call>
 bool shorter_than(double limit, Call call) {
     for (int attempt = 0; attempt < 20; ++attempt) {
@@ -55,7 +55,7 @@ bool shorter_than(double limit, Call call) {
     return false;
 }
 
-// To the right neighbour and from the left one, `messages` times in one call.
+// Sends to the right neighbour and receives from the left one, `messages` times in one call.
 void pass_on(const Tensor& x, const Tensor& y, int messages) {
     const int n = world().size(), me = world().rank();
     std::vector<Transfer> transfers;
@@ -108,7 +108,7 @@ TEST(SlowLinks, SumsAreTheSame) {
     }
 }
 
-// For which bytes the CUDA backend waits, computed from NCCL's algorithms; here in MB.
+// The bytes for which the CUDA backend waits, computed from NCCL's algorithms; here in MB.
 TEST(SlowLinks, BytesOfNcclsCalls) {
     const PretendedNodes nodes(2, 1e6);
     const Communicator::Impl all("all", {0, 1, 2, 3}, 0, 1), inside("inside", {2, 3}, 1, 1),

@@ -43,7 +43,7 @@ TEST(Stream, OtherStreamsAreNot) {
     EXPECT_NE(where, std::this_thread::get_id());
 }
 
-// A gate in `first` keeps everything behind the event waiting; only the host opens it.
+// A gate in `first` keeps all work behind the event waiting; only the host opens it.
 TEST(Stream, WaitsForAnotherStreamsEvent) {
     std::atomic<bool> gate = false;
     std::vector<int> order;
@@ -118,7 +118,7 @@ TEST(Stream, EventOutlivesItsStream) {
 TEST(Stream, ExceptionOnCompute) {
     EXPECT_THROW(compute_stream().submit([] { throw std::runtime_error("now"); }),
                  std::runtime_error);
-    compute_stream().submit([] {});  // goes on
+    compute_stream().submit([] {});  // it continues
 }
 
 TEST(Stream, ExceptionOnAnotherStream) {

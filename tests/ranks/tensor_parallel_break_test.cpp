@@ -13,18 +13,18 @@ using namespace ultrascale::tensor_parallel;
 namespace {
 
 constexpr int64_t T = 48, B = 1, steps = 3;
-// Splits over 1, 2, 3, 4 and 8 ranks; all ranks hold a copy of the one key-value head.
+// 1, 2, 3, 4 and 8 ranks can split this model; all ranks hold a copy of the one key-value head.
 const LlamaConfig config{
     .layers = 2, .hidden = 32, .heads = 24, .kv_heads = 1, .head_dim = 4, .ffn = 48, .vocab = 257};
 
-// What is done differently from the chapter's main.
+// The ways in which a broken run differs from the chapter's main.
 struct Breaks {
     std::function<void(Parameter&, int rank)> parameter = [](Parameter&, int) {
     };  // its description, before it has storage
     bool sum_copies = true, count_copies = false, clip_with_own_norm = false;
     TensorOptions predicted;  // options of the prediction
-    // Not broken, but other paths through the parts: the weights' gradients after all of backward;
-    // the loss in chunks of tokens; lines as documents, whose last targets are ignored; dropout.
+    // Correct, but other paths through the parts: the weights' gradients after all of backward; the
+    // loss in chunks of tokens; lines as documents, whose last targets are ignored; dropout.
     bool split_backward = false;
     int64_t loss_chunk = 0;
     bool documents = false;
@@ -137,8 +137,8 @@ TEST(TensorParallelBreak, OneSumIsForgotten) {
             return calls++ != dropped ? ParallelRegion::sum_rows(sum, partial, stream) : Work();
         }
     };
-    // Of the first step: embedding, o, down, o, down in forward; head, gate and up, q k v, gate and
-    // up, q k v in backward.
+    // The calls of the first step are: embedding, o, down, o, down in forward; head, gate and up, q
+    // k v, gate and up, q k v in backward.
     for (int call : {0, 3, 4, 5, 6, 7}) {
         SCOPED_TRACE(call);
         calls = 0, dropped = call;
@@ -165,7 +165,7 @@ TEST(TensorParallelBreak, ACopyIsReducedAsIfItWereAPart) {
 
 TEST(TensorParallelBreak, CopiesGradientsAreNotSummed) {
     NEEDS_RANKS();
-    // Without sequence parallelism key-value heads; with it the norms, too.
+    // The copies are key-value heads; with sequence parallelism the norms, too.
     expect(train<ParallelRegion>(options_of(false), {.sum_copies = false}), false, true, false);
     expect(train<SequenceParallelRegion>(options_of(true), {.sum_copies = false}), false, true,
            false);
@@ -200,7 +200,7 @@ TEST(TensorParallelBreak, TwoRanksSwapAShard) {
         expect(train<ParallelRegion>(options_of(false), swap_of(name)), false, true, true);
 }
 
-// Every rank gathers the tokens in an order of its own.
+// Every rank gathers the tokens in a different order.
 TEST(TensorParallelBreak, TokensComeInTheWrongOrder) {
     NEEDS_RANKS();
     struct Broken : SequenceParallelRegion {
@@ -218,8 +218,8 @@ TEST(TensorParallelBreak, TokensComeInTheWrongOrder) {
     expect(train<Broken>(options_of(true)), false, true, true);
 }
 
-// With sequence parallelism ranks hold different tokens: numbers that start at zero on each of them
-// give two tokens one mask.
+// With sequence parallelism ranks hold different tokens. If each rank numbers its tokens from zero,
+// two tokens get the same mask.
 TEST(TensorParallelBreak, DropoutCountsItsOwnTokens) {
     NEEDS_RANKS();
     struct Broken : SequenceParallelRegion {

@@ -77,7 +77,7 @@ TEST(ZeroBreak, TheHostUpdatesWithoutAUnitsGradient) {
     expect(train_zero<Broken>({.stage = 2, .offload = true}), false, true, true);
 }
 
-// All of a unit's flat values.
+// Returns all of a unit's flat values.
 Tensor whole_values(const FlatUnit& unit) {
     return unit.segments.front().parameter->value.extended_view({unit.padded});
 }
@@ -107,7 +107,7 @@ TEST(ZeroBreak, Zero1GathersFromTheWrongShard) {
                 optimizers_[u].step(lr, squared_norm);
                 const Tensor whole = whole_values(layout_[u]);
                 Tensor shard = value_shards_[u];
-                if (u == 1 && world().rank() == 0) {  // the neighbour's, from before the update
+                if (u == 1 && world().rank() == 0) {  // the neighbour's old values
                     shard = Tensor::empty(shard.shape(), shard.dtype(), Memory::workspace);
                     ops::copy(shard, whole.slice(shard.numel(), 2 * shard.numel()));
                 }
@@ -135,7 +135,7 @@ TEST(ZeroBreak, Zero2KeepsAGradientThatWasReduced) {
         Tensor kept;
         void gradient_complete(Parameter& parameter, const Context& context) override {
             if (parameter.name == "lm_head.weight")
-                kept = parameter.grad;  // and with it the whole unit's
+                kept = parameter.grad;  // keeps the whole unit's gradients
             Zero2::gradient_complete(parameter, context);
         }
     };
@@ -180,14 +180,15 @@ TEST(ZeroBreak, Zero3LeaksAGatheredBuffer) {
         Tensor kept;
         void after(const Unit& unit, Pass pass, const Context& context) override {
             if (unit.name == "layers.0")
-                kept = unit.parameters.front()->value;  // and with it the whole unit
+                kept = unit.parameters.front()->value;  // keeps the whole unit
             Zero3::after(unit, pass, context);
         }
     };
     expect(train_zero<Broken>({.stage = 3}), true, false, true);
 }
 
-// What is kept beyond the step's last micro-batch is from before the update.
+// Parameters that are kept beyond the step's last micro-batch have their values from before the
+// update.
 TEST(ZeroBreak, Zero3KeepsParametersTooLong) {
     struct Broken : Zero3 {
         using Zero3::Zero3;
@@ -200,7 +201,7 @@ TEST(ZeroBreak, Zero3KeepsParametersTooLong) {
     EXPECT_FALSE(checks.communication);
 }
 
-// Without the option the same mistake does nothing.
+// Without the option the same mistake has no effect.
 TEST(ZeroBreak, Zero3KeepsNothingUnlessAsked) {
     struct Unaware : Zero3 {
         using Zero3::Zero3;
@@ -211,7 +212,7 @@ TEST(ZeroBreak, Zero3KeepsNothingUnlessAsked) {
     expect(train_zero<Unaware>({.stage = 3}), true, true, true);
 }
 
-// The model is one unit, but it is reduced as if its first unit were all of it.
+// The model is one unit, but it is reduced as if its first unit were the whole model.
 TEST(ZeroBreak, OneUnitIsReducedTooEarly) {
     struct Broken : Zero3 {
         using Zero3::Zero3;

@@ -107,7 +107,7 @@ __global__ void unwritten(float* out) {
     __syncthreads();
     some[threadIdx.x] = 2;
 }
-// Its array may lie next to past_array's.
+// This array may be adjacent to past_array's.
 __global__ void another_array(int* out) {
     __shared__ int other[32];
     other[threadIdx.x] = int(threadIdx.x);

@@ -23,9 +23,9 @@ void launch_shuffle_from_outside_the_mask(int* out);
 void launch_copy(float* to, const float* from,
                  int count);  // out of bounds if count is too large
 void launch_write_past_shared_memory(int floats);
-void launch_write_past_shared_array(int floats);  // the array has 32
-void launch_another_array(int* out);              // 32 threads, the array in the other direction
-// 32 threads; the odd ones' results come from shared memory that nobody has written
+void launch_write_past_shared_array(int floats);  // the array has 32 floats
+void launch_another_array(int* out);              // 32 threads, the array in reverse
+// 32 threads; the odd ones' results come from shared memory that nobody has written.
 void launch_unwritten(float* out, int blocks);
 void launch_read_null();
 void launch_too_many_threads();

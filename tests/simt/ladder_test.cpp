@@ -1,4 +1,4 @@
-// 07_kernels' checks find what is wrong with a kernel, and say at which size.
+// 07_kernels' checks detect what is wrong with a kernel, and say at which size.
 #include "07_kernels/ladder.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ Problem problem_of(const std::vector<Problem>& family, const std::string& name) 
 }
 Problem vector_add() { return problem_of(first_steps(), "vector add"); }
 
-// What the check reports as wrong with a kernel.
+// Returns the check's report on a kernel.
 std::string said_of(void (*run)(const Arguments&), const Problem& problem, const Sizes& size = {}) {
     testing::internal::CaptureStdout();
     const std::vector<Kernel> list = {{0, 0, "tried", problem.name, "", run, ""}};
@@ -56,8 +56,8 @@ TEST(Ladder, FindsWhatALargeElementHides) {
 }
 
 // All 254 numbers of e4m3 (OCP 8-bit floating point: 4 bits of exponent with bias 7, 3 of mantissa;
-// 0x7f and 0xff are NaN), what lies between neighbours (ties to the even byte), and what is too
-// large or too small.
+// 0x7f and 0xff are NaN), numbers between neighbours (ties to the even byte), and numbers that are
+// too large or too small.
 TEST(Ladder, RoundsToE4m3) {
     const auto value_of = [](int byte) {
         const int exponent = byte >> 3 & 15, mantissa = byte & 7;
@@ -85,8 +85,8 @@ TEST(Ladder, RoundsToE4m3) {
     expect(1e-9f, 0);
 }
 
-// Why "product fp8 blocks" has scales for blocks: what fits into a block exactly is lost if each
-// matrix has only one scale.
+// "product fp8 blocks" has a scale for each block, because numbers that fit into a block exactly
+// are lost if each matrix has only one scale.
 TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
     const Problem blocks = problem_of(product(), "product fp8 blocks"),
                   matrices = problem_of(product(), "product fp8");
@@ -121,7 +121,7 @@ TEST(Ladder, AScaleAMatrixLosesSmallBlocks) {
     EXPECT_GT(worst, 0.5);  // nothing is left of some rows
 }
 
-// The rank that is printed for a student's kernel, the first of the list.
+// Returns the rank that is printed for a student's kernel, the first of the list.
 std::string ranking_of(
     const Problem& problem, const Sizes& size,
     const std::vector<std::pair<std::string, void (*)(const Arguments&)>>& all) {
@@ -174,7 +174,7 @@ TEST(Ladder, SaysWhatAKernelLosesBy) {
     EXPECT_EQ(ranking({.kernel = &mine, .wrong = "n 1", .seconds = 1}, {fast}), "");
 }
 
-// A turn takes the time of 16 bytes, an atomic operation that of a sector; kernels' costs add up.
+// A turn takes the time of 16 bytes, an atomic operation that of a sector; a kernel's costs add up.
 TEST(Ladder, CountsWhatAccessesCost) {
     const auto cost_of = [](void (*run)(const Arguments&), const std::string& problem,
                             const Sizes& size) {

@@ -1,4 +1,4 @@
-// What the microscope's tests share: arrays, and what the microscope sees of a launch.
+// Shared by the microscope's tests: arrays, and the microscope's observation of a launch.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ inline Tensor floats(int64_t count) {
     return Tensor::zeros({count}, DType::fp32, Memory::workspace);
 }
 
-// 4096 floats to read, as many to write, and what the microscope sees of a launch.
+// Arrays of 4096 floats to read and to write, and the microscope that observes a launch.
 class Microscope : public testing::Test {
 protected:
     Tensor from_tensor = floats(4096), to_tensor = floats(4096);
@@ -26,7 +26,7 @@ protected:
     bf16 *from_bf16 = from_narrow.as<bf16>(), *to_bf16 = to_narrow.as<bf16>();
     simt::Microscope microscope;
 
-    // The one kernel that was launched.
+    // Returns the counts of the only kernel that was launched.
     KernelCounts only_kernel() {
         Observation all = microscope.take();
         EXPECT_EQ(all.kernels.size(), 1u);

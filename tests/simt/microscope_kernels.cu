@@ -48,7 +48,7 @@ __global__ void different_trips(float* to, const float* from) {
     for (unsigned i = 0; i <= threadIdx.x; ++i) sum += from[32 * i + threadIdx.x];
     to[threadIdx.x] = sum;
 }
-// Three times a loop whose length differs between lanes; the lanes meet after each.
+// Runs a loop three times whose length differs between lanes; the lanes meet after each.
 __global__ void nested_trips(float* to, const float* from) {
     float sum = 0;
     for (int turn = 0; turn < 3; ++turn) {
@@ -109,7 +109,7 @@ __global__ void shared_patterns(float* to) {
     DYNAMIC_SHARED(float, x);
     for (int i = int(threadIdx.x); i < 1024; i += 32) x[i] = 1;  // each its own bank
     __syncthreads();
-    float sum = x[5];                // all the same
+    float sum = x[5];                // all lanes read the same word
     sum += x[threadIdx.x * 2];       // every other bank, twice
     sum += x[threadIdx.x * 4];       // every fourth
     sum += x[threadIdx.x / 2];       // pairs

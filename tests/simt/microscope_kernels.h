@@ -26,7 +26,7 @@ void launch_struct_of_three(float* to, const float* from);
 void launch_unaligned_struct(float* to, const float* from);
 void launch_atomics_of_each_kind(float* sum, int threads);
 
-// 32 x 32 floats by 32 x 8 threads.
+// 32 x 32 floats, 32 x 8 threads.
 void launch_transpose_unpadded(float* to, const float* from);
 void launch_transpose_padded(float* to, const float* from);
 void launch_shared_patterns(float* to);

@@ -33,7 +33,7 @@ TEST_F(MicroscopeOps, RmsNormReadsSixteenBytesALane) {
     }
 }
 
-// Watches all of the operations' own tests, which are in this program too: none of their kernels
+// Watches all of the operations' own tests, which are also in this program: none of their kernels
 // may have a race.
 class WatchesOperations : public testing::EmptyTestEventListener {
     std::unique_ptr<simt::Microscope> microscope_;

@@ -75,7 +75,7 @@ TEST_F(MicroscopeRaces, WriteThenReadByAnother) {
     EXPECT_TRUE(microscope.take().races.empty());
 }
 
-// Here the write comes before any thread that reads has run.
+// Here the write comes before any of the reading threads has run.
 TEST_F(MicroscopeRaces, ReadThenWriteByAnother) {
     launch_write_after_read(to, from, false);
     Observation seen = microscope.take();

@@ -1,5 +1,5 @@
-// The kernel of the collectives by copy engines: every rank's place among the summands, rounding,
-// ends that are not a whole pack.
+// The kernel of the collectives by copy engines: each rank's position among the summands, rounding,
+// ends that do not fill a pack.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -42,8 +42,8 @@ void expect_sums_in_rank_order() {
                                rank, ranks);
                 ops::sum_slots(own.data(), own.data(), others.data(), stride, count, dtype_of<T>,
                                rank, ranks);  // in place
-                // To addresses at which no pack can begin; nothing before or after the elements is
-                // touched.
+                // The addresses are not aligned for packs; nothing before or after the elements may
+                // be touched.
                 const Tensor apart = Tensor::from_host<T>(poison, {count + 8}, Memory::workspace);
                 const Tensor moved = Tensor::from_host<T>(std::vector<T>(in[size_t(rank)]), {count},
                                                           Memory::workspace);

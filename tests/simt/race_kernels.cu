@@ -81,7 +81,7 @@ __global__ void across_warps_with_syncwarp(float* to, const float* from) {
     __syncwarp();
     to[threadIdx.x] = x[threadIdx.x ^ 1] + x[threadIdx.x ^ 32];
 }
-// Lane 0 meets lane 1, which then meets lane 2: so lane 2 may read what lane 0 wrote.
+// Lane 0 meets lane 1, which then meets lane 2. So lane 2 may read what lane 0 wrote.
 template <bool correct>
 __global__ void chain_of_syncwarps(float* to) {
     __shared__ float x;
@@ -100,7 +100,7 @@ __global__ void many_readers(float* to) {
     if constexpr (correct) __syncthreads();
     if (threadIdx.x == 77) x[0] = 2;
 }
-// Copies of structs, whose write is reported before the read; each thread writes its place twice.
+// Copies structs, whose write is reported before the read; each thread writes its place twice.
 __global__ void copied_structs(float4* to, const float4* from) {
     __shared__ float4 x[32];
     x[threadIdx.x] = from[threadIdx.x];

@@ -1,5 +1,5 @@
 // Kernels whose threads race for shared memory, and their correct twins, each behind a function
-// that launches it. `correct`: with the barrier that it needs.
+// that launches it. If `correct`, the kernel has the barrier that it needs.
 #pragma once
 
 #include "core/tensor.h"

@@ -1,5 +1,5 @@
-// CUDA kernels on the CPU (common/emulator): threads, blocks and warps do what CUDA's guide says,
-// and what it leaves undefined is an error that names the place.
+// CUDA kernels on the CPU (common/emulator): threads, blocks and warps behave as in CUDA's guide.
+// Behaviour that the guide leaves undefined is an error that names the place.
 #include "emulator/simt.h"
 
 #include <gtest/gtest.h>
@@ -144,7 +144,7 @@ TEST(SimtError, PastASharedArray) {
                  {"thread (29, 0, 0): writes 4 bytes out of bounds"});
 }
 
-// Reading it is no error, but gives neither what the last block left nor zeros.
+// Reading it is not an error, but gives neither the last block's values nor zeros.
 TEST(SimtError, UnwrittenSharedMemory) {
     const Tensor out = floats(20 * 32);
     launch_unwritten(out.as<float>(), 20);

@@ -17,7 +17,7 @@ __global__ void add(float* c, const float* a, const float* b, int64_t n) {
         c[i] = a[i < n ? i : 0] + b[i < n ? i : 0] * (mistake == wrong_sum ? 1.001f : 1.0f);
 }
 
-// Through shared memory: a thread adds what its left neighbour has fetched, and does not wait.
+// Uses shared memory: a thread adds what its left neighbour has fetched, and does not wait.
 __global__ void add_early(float* c, const float* a, const float* b, int64_t n) {
     __shared__ float fetched[64];
     const int64_t i = int64_t(blockIdx.x) * 64 + threadIdx.x;

@@ -1,5 +1,6 @@
-// Kernels for problems of 07_kernels, as a student may write them; for ladder_test.cpp. Those for
-// "vector add" have different mistakes, as has one for "cross-entropy"; others are right, but slow.
+// Kernels for problems of 07_kernels, as a student may write them, for ladder_test.cpp. Those for
+// "vector add" have different mistakes, and one for "cross-entropy" has one, too; others are right,
+// but slow.
 #pragma once
 
 #include "07_kernels/problem.h"
@@ -8,8 +9,8 @@ namespace ultrascale::test {
 
 using kernels::Arguments;
 void run_right(const Arguments& args);
-void run_wrong_sum(const Arguments& args);         // a little
-void run_forgets_the_rest(const Arguments& args);  // of the last block
+void run_wrong_sum(const Arguments& args);         // slightly wrong
+void run_forgets_the_rest(const Arguments& args);  // the rest is the last block's
 void run_writes_too_far(const Arguments& args);
 void run_misses_a_barrier(const Arguments& args);
 void run_reads_too_early(const Arguments& args);

@@ -36,18 +36,19 @@ TEST(Activations, OfATensorParallelRank) {
     // gate, up 48 each
     const int64_t layer = 2 * (64 + 64 + 1) + (2 * 16 + 2 * 8 + 2) + 2 * 48;
     EXPECT_EQ(int64_t(layer_activations(s).total()), layer * row);
-    // In the loss: x and output of the final norm, rstd, logits, the loss and 3 numbers from 4
-    // ranks. In the head's backward: dx instead of these numbers; in SwiGLU's: one layer's dy and 3
-    // F.
+    // In the loss: x and output of the final norm, rstd, logits, the loss, and 3 numbers from each
+    // of 4 ranks. The head's backward has dx instead of these numbers; SwiGLU's backward one
+    // layer's dy and 3 F.
     EXPECT_EQ(peak_activation_bytes(s), (4 * layer + 64 + 64 + 1 + 64 + 64) * row);
 
-    // sequence parallelism: 16 numbers per token of the residual stream, and a quarter of rstd
+    // With sequence parallelism a rank holds 16 numbers per token of the residual stream, and a
+    // quarter of rstd.
     s.stream_tokens /= 4;
     const int64_t shards = (4 * (2 * (16 + 16) + (2 * 16 + 2 * 8 + 2) + 2 * 48) + 2) * row;
-    // SwiGLU's backward: dy, gathered dy, 3 F; of 4 layers.
+    // SwiGLU's backward, in 4 layers: dy, gathered dy, 3 F.
     EXPECT_EQ(peak_activation_bytes(s), shards + (16 + 64 + 3 * 48) * row);
-    // Two gathered inputs per layer. The peak is in the head's backward, which keeps one, too: the
-    // final norm's x and rstd, its gathered output, logits, dx whole and scattered.
+    // Each layer keeps two gathered inputs. The peak is in the head's backward, which keeps one,
+    // too: the final norm's x and rstd, its gathered output, logits, dx whole and scattered.
     s.keeps_gathered = true;
     EXPECT_EQ(peak_activation_bytes(s),
               shards + 4 * 2 * (64 - 16) * row + (16 + 64 + 64 + 64 + 16) * row + row / 4);
@@ -60,7 +61,7 @@ TEST(Activations, OfAPipelinesRanks) {
     s.micro_batches = 5;
     EXPECT_EQ(peak_activation_bytes(s),
               one_micro_batch + 4 * 2 * int64_t(layer_activations(s).total()));
-    s.model.recompute = Recompute::full;  // of the other four only the layers' inputs
+    s.model.recompute = Recompute::full;  // the other four layers keep only their inputs
     const ActivationMoment peak = activation_peak(s);
     EXPECT_EQ(peak.terms.front().second, 4 * 2 * 64 * 4.0 * 64);
     EXPECT_EQ(peak.when, "in the backward of SwiGLU");

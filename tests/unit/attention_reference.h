@@ -1,5 +1,5 @@
-// Attention by the formulas, in double precision, and the tensors of a test case to compare with
-// it.
+// Attention by its formulas in double precision, and the tensors of a test case that is compared
+// with it.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@ struct Case {
     int64_t stride = 1;
 };
 
-// Documents of random lengths: for each query the first position of its document.
+// Draws documents of random lengths. Returns each query's first position of its document.
 inline Tensor document_starts(const Case& c, uint64_t seed) {
     std::mt19937_64 generator(seed);
     std::vector<int32_t> starts;
@@ -27,7 +27,7 @@ inline Tensor document_starts(const Case& c, uint64_t seed) {
         for (int64_t i = 0; i < c.Tq; ++i) {
             if (generator() % 29 == 0) {
                 start = int32_t(c.q_offset + i * c.stride);
-                // often at a token that the stride leaves out
+                // often at a token that the stride skips
                 if (c.stride > 1) start -= int32_t(generator() % uint64_t(c.stride));
             }
             starts.push_back(start);
@@ -41,7 +41,7 @@ inline ops::AttentionMask mask_of(const Case& c) {
             c.stride};
 }
 
-// Everything in double, by the formulas.
+// Attention in double precision, by its formulas.
 struct Reference {
     Case c;
     Doubles starts;  // empty without documents
@@ -124,7 +124,7 @@ struct Reference {
 
 struct Tensors {
     Tensor q, k, v, dout, o, lse, delta, dq, dk, dv, probabilities;
-    // with_probabilities: for the naive way; those of a large case take seconds to fill.
+    // Only naive attention needs the probabilities; those of a large case take seconds to fill.
     Tensors(const Case& c, DType dtype, uint64_t seed, bool with_probabilities = true) {
         const Shape query = {c.B, c.Tq, c.H, c.D}, key = {c.B, c.Tk, c.K, c.D};
         q = random_tensor(query, dtype, seed), dout = random_tensor(query, dtype, seed + 1);
@@ -140,7 +140,7 @@ struct Tensors {
     }
 };
 
-// While it lives, Hopper uses the other GPUs' kernels.
+// While an object of this type lives, Hopper uses the other GPUs' kernels.
 struct NoHopper {
     NoHopper() { setenv("ULTRASCALE_NO_HOPPER", "1", 1); }
     ~NoHopper() { unsetenv("ULTRASCALE_NO_HOPPER"); }

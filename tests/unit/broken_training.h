@@ -12,7 +12,7 @@ namespace ultrascale::broken {
 
 struct Checks {
     bool verified, memory;
-    std::string printed = "";  // by verify
+    std::string printed = "";  // verify's output
 };
 
 inline constexpr int64_t T = 24, B = 2;
@@ -31,8 +31,8 @@ struct Setting {
     int64_t steps = 3, warmup = 0;
 };
 
-// Does what a chapter's main does, with a model whose parts `change` has modified; the numbers
-// break the step itself.
+// Runs the training of a chapter's main, with a model whose parts `change` has modified. The
+// numbers break the step itself.
 inline Checks train(const std::function<void(ModuleFactories&)>& change, double loss_scale = 1,
                     double lr_scale = 1, int64_t shifted_samples = 0, const Setting& setting = {}) {
     Options options;

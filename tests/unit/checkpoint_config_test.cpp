@@ -50,7 +50,8 @@ TEST(Config, DefaultsAreThoseOfTransformers) {
     EXPECT_EQ(c.rope_scaling.type, RopeScaling::Type::none);
 }
 
-// Mixtral's and Qwen3-MoE's number of key heads, if the field is missing; null: as many as heads.
+// Without the field, Mixtral and Qwen3-MoE have a default number of key heads; null means as many
+// as heads.
 TEST(Config, DefaultsOfModelsWithExperts) {
     const json mixtral{{"model_type", "mixtral"},
                        {"num_attention_heads", 16},
@@ -70,7 +71,7 @@ TEST(Config, DefaultsOfModelsWithExperts) {
     }
 }
 
-// Named is what is not understood, unless it cannot change the model.
+// Every field that is not understood is named, unless it cannot change the model.
 TEST(Config, NamesWhatItDoesNotUnderstand) {
     const auto unknown_in = [](const json& changes) {
         json value = minimal();
@@ -85,7 +86,7 @@ TEST(Config, NamesWhatItDoesNotUnderstand) {
     EXPECT_EQ(unknown_in(json::object()), Names());
     EXPECT_EQ(unknown_in({{"logit_scale", 0.5}, {"qk_norm", true}, {"residual_scale", nullptr}}),
               (Names{"logit_scale", "qk_norm"}));
-    // as SmolLM's and Llama 3's are published
+    // as in the published SmolLM and Llama 3
     EXPECT_EQ(unknown_in({{"_name_or_path", "x"},
                           {"eos_token_id", {1, 2}},
                           {"is_llama_config", true},
@@ -100,7 +101,7 @@ TEST(Config, NamesWhatItDoesNotUnderstand) {
     EXPECT_EQ(unknown_in({{"rope_parameters",
                            {{"rope_type", "default"}, {"rope_theta", 1e4}, {"mscale", 2}}}}),
               Names{"rope_parameters.mscale"});
-    // All that this project writes is understood.
+    // Everything that this project writes is understood.
     for (const std::string& name : preset_names()) {
         TempDir dir;
         put(dir / "config.json", config_json(preset(name), DType::fp32));

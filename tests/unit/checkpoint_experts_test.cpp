@@ -46,7 +46,7 @@ TEST(ExpertsConfig, OfMixtral) {
     EXPECT_EQ(config_with(fields, {{"output_router_logits", true}}).experts.aux_coefficient, 0.001);
     json without = fields;
     for (const char* name : {"rope_parameters", "rms_norm_eps"}) without.erase(name);
-    EXPECT_EQ(config_with(without).rope_theta, 1e6);  // Mixtral's defaults, which are no Llama's
+    EXPECT_EQ(config_with(without).rope_theta, 1e6);  // Mixtral's default, not Llama's
     EXPECT_EQ(config_with(without).norm_eps, 1e-5);
     without.erase("num_local_experts");
     expect_refused(without, json::object(),
@@ -62,8 +62,9 @@ TEST(ExpertsConfig, OfMixtral) {
                    "architectures = [\"LlamaForCausalLM\"] is not supported");
 }
 
-// Which loss balances the experts' loads: transformers' own if the router's logits are an output;
-// in DeepSeek's code aux_loss_alpha's, over each sequence unless seq_aux is false.
+// The loss that balances the experts' loads. It is transformers' own if the router's logits are an
+// output. In DeepSeek's code aux_loss_alpha scales it; it is a loss of each sequence unless seq_aux
+// is false.
 TEST(ExpertsConfig, LossOfBalance) {
     const auto expect = [](const json& fields, const json& changes, double coefficient,
                            std::optional<Aux> aux) {
@@ -115,7 +116,7 @@ TEST(ExpertsConfig, OfQwen3Moe) {
     expect_refused(fields, {{"moe_intermediate_size", 0}}, "moe_intermediate_size = 0");
 }
 
-// What is written is read again as the same, for each kind of name.
+// A config that is written and read again is the same, for each kind of names.
 TEST(ExpertsConfig, WrittenAndReadAgain) {
     LlamaConfig qwen = load_config(reference("qwen3_moe")), shared = preset("nano-moe"),
                 v3 = preset("nano-moe");
@@ -141,7 +142,7 @@ TEST(ExpertsConfig, WrittenAndReadAgain) {
             with_loss.experts.aux = aux, with_loss.experts.aux_coefficient = 0.25;
             put(dir / "config.json", config_json(with_loss, DType::fp32));
             const ExpertsConfig e = load_config(dir.path()).experts;
-            // Mixtral's and Qwen 3's code has one loss, DeepSeek's the others.
+            // Mixtral and Qwen 3 have code for one loss, DeepSeek for the others.
             if ((type == "deepseek") != (aux != Aux::hf)) continue;
             EXPECT_EQ(e.aux, aux);
             EXPECT_EQ(e.aux_coefficient, 0.25);
@@ -172,14 +173,14 @@ TEST(ExpertsConfig, WhatDoesNotGoTogether) {
     has(error([](auto& c) { c.head_norms = true, c.experts = {}; }), "go only with Qwen 3's");
 }
 
-// As published: 16.4 billion parameters, of which a token uses 2.8.
+// The published numbers: 16.4 billion parameters, of which a token uses 2.8.
 TEST(ExpertsConfig, ParametersOfDeepSeekMoe16B) {
     EXPECT_EQ(parameter_count(preset("moe-16b")), 16'375'728'128);
     EXPECT_EQ(active_parameter_count(preset("moe-16b")), 2'828'650'496);
 }
 
-// A model's parts in a file that holds the experts of a layer in two stacks, and in one that holds
-// each by itself under Mixtral's names, are the same.
+// A model has the same values whether its file stacks the experts of a layer in two tensors or
+// holds each expert by itself, under either kind of names.
 TEST(ExpertsCheckpoint, StackedExpertsAreReadUnderBothNames) {
     const std::string dir = reference("qwen3_moe"), stack = "model.layers.1.mlp.experts.";
     const Safetensors file = Safetensors::directory(dir);
@@ -220,8 +221,8 @@ TEST(ExpertsCheckpoint, StackedExpertsAreReadUnderBothNames) {
         "has shape (24, 32), but the model needs (25, 32)");
 }
 
-// A router's bias is training's state here, and among the weights for Hugging Face: a run that
-// loads only the weights has it, too.
+// A router's bias is a state of the training here, but a weight for Hugging Face. A run that loads
+// only the weights has it, too.
 TEST(ExpertsCheckpoint, ARoutersBiasIsAmongTheWeights) {
     const std::string name = "model.layers.1.mlp.gate.e_score_correction_bias";
     const auto list = [&](ParameterList& parameters) {
@@ -243,7 +244,7 @@ TEST(ExpertsCheckpoint, ARoutersBiasIsAmongTheWeights) {
     save_checkpoint(dir.path(), preset("nano-moe"), saved);  // weights without their state
     ops::fill(bias, 7);
     load_parameters(dir.path(), loaded);
-    EXPECT_EQ(to_double(bias), Doubles(4, 7));  // as it was
+    EXPECT_EQ(to_double(bias), Doubles(4, 7));  // unchanged
 }
 
 }  // namespace

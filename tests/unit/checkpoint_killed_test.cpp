@@ -30,7 +30,7 @@ TEST_F(SavedCheckpoint, SurvivesAKillWhileWriting) {
     EXPECT_EQ(files().count(".saving"), 0u);
 }
 
-// A kill after the commit, when some files have been renamed already: the new checkpoint is valid.
+// A kill after the commit, when some files have already been renamed: the new checkpoint is valid.
 TEST_F(SavedCheckpoint, SurvivesAKillWhileRenaming) {
     TempDir newer;
     save(7);
@@ -57,8 +57,8 @@ TEST_F(SavedCheckpoint, SurvivesAKillWhileRenaming) {
     expect_error([&] { load_config(dir.path()); }, "names a file outside the directory: ../x");
 }
 
-// A process that is really killed, at random moments: each time there is one complete checkpoint,
-// whose files belong together.
+// A process is really killed, at random moments. Each time there is one complete checkpoint, whose
+// files belong together.
 TEST_F(SavedCheckpoint, SurvivesBeingKilledAtAnyMoment) {
     if (device_is_gpu()) GTEST_SKIP() << "CUDA does not work in a forked process";
     auto save_all = [&](int64_t step) {

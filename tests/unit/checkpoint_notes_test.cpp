@@ -1,5 +1,5 @@
-// What a user is told of a checkpoint: fields and tensors that nobody reads, a head that is not
-// tied.
+// The notes on a checkpoint that a user sees: fields and tensors that are not read, and a head that
+// is not tied.
 #include "files/checkpoint_notes.h"
 
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ using Names = std::vector<std::string>;
 
 class Notes : public testing::Test {
 protected:
-    // A copy of a reference with more tensors (2, 3), or with a weight's under another name.
+    // Copies a reference with more tensors (2, 3), or with a weight's copy under another name.
     void write(const std::string& reference, const Names& more, const std::string& copy = "",
                float change = 0) {
         const std::string from = test::reference(reference);

@@ -1,5 +1,5 @@
-// 04_context_parallel: who takes which tokens, and what they see of each other's. Everything is
-// compared with a count of single pairs.
+// 04_context_parallel: which tokens each rank holds, and which of the others' tokens they see.
+// Everything is compared with a count of single pairs.
 #include <set>
 
 #include "04_context_parallel/lab/ring_work.h"
@@ -109,7 +109,7 @@ TEST(ContextBalance, OfWholeSequences) {
         const double all = double(s) * double(s + 1) / 2;
         for (const double pairs : pairs_by_rank({Layout::zigzag, n, s}, nullptr))
             EXPECT_DOUBLE_EQ(pairs, double(s * s + s) / double(2 * n));
-        // The last rank sees the square before its tokens and a triangle.
+        // The last rank sees the square of all tokens before its own, and a triangle.
         const double t = double(s) / double(n), most = t * double(s - t) + t * (t + 1) / 2;
         EXPECT_DOUBLE_EQ(
             balance_of(pairs_by_rank({Layout::contiguous, n, s}, nullptr)).efficiency(),

@@ -1,5 +1,5 @@
-// The longest sequence that fits, and the advice of an error, asked of the prediction with other
-// sizes.
+// The longest sequence that fits, and the advice in an error message: both ask the prediction about
+// other sizes.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -74,7 +74,7 @@ TEST(LongestSequence, FitsAndTheNextOneDoesNot) {
                 }
 }
 
-// The search needs it: more tokens never need less.
+// More tokens never need less memory: the search relies on it.
 TEST(LongestSequence, MemoryGrowsWithTheLength) {
     std::mt19937 generator(1);
     for (int64_t chunk : {0, 1000})
@@ -137,7 +137,7 @@ TEST(LongestSequence, EndsWherePositionsDo) {
     EXPECT_EQ(longest(shape, 64, int64_t(1) << 60), most_positions / 128 * 128);
 }
 
-// There is one formula: predict(), which a run compares with what it measured.
+// There is one formula: predict(), whose result a run compares with its measurement.
 TEST(LargestMemory, IsWhatIsPredictedForTheRankThatNeedsTheMost) {
     for (Recompute recompute : {Recompute::none, Recompute::full})
         for (const ContextOptions& o : ways(4)) {
@@ -181,7 +181,8 @@ TEST(LayerInputs, AreWhatForwardKeepsOfAllLayers) {
     }
 }
 
-// The choices of an advice: "these options would: A, B or C; more ranks that ... would: D".
+// Splits the advice "these options would: A, B or C; more ranks that ... would: D" into its
+// choices.
 std::vector<std::string> choices(std::string advice) {
     for (const std::string between : {", ", " or ", "; "})
         for (size_t at; (at = advice.find(between)) != std::string::npos;)

@@ -1,4 +1,4 @@
-// For the tests of 04_context_parallel's cuts: single pairs of a query and a key, counted one by
+// Helpers for the tests of 04_context_parallel's cuts: pairs of a query and a key, counted one by
 // one; documents; and every cut.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace ultrascale {
 using namespace ultrascale::context_parallel;
 using Starts = std::vector<int32_t>;
 
-// Documents of these lengths, one after the other.
+// Packs documents of these lengths one after the other.
 inline Starts starts_of(const std::vector<int64_t>& lengths) {
     Starts starts;
     for (const int64_t length : lengths) {
@@ -23,7 +23,7 @@ inline Starts starts_of(const std::vector<int64_t>& lengths) {
     }
     return starts;
 }
-// A few ways to fill `seq` tokens with documents, in which some begin and end inside chunks.
+// Fills `seq` tokens with documents in a few ways; some documents begin and end inside chunks.
 inline std::vector<Starts> ways_to_fill(int64_t seq) {
     const int64_t third = std::max<int64_t>(seq / 3, 1);
     std::vector<int64_t> short_ones(size_t(seq / 2), 2);
@@ -47,8 +47,8 @@ inline void for_each_cut(const std::function<void(Layout, const SequenceCut&)>& 
         }
 }
 
-// A query of `rank` and a key of an owner, as local indices.
-using Pairs = std::map<std::pair<int64_t, int64_t>, int>;  // how often each was found
+// Pairs of a query of `rank` and a key of `owner`, as local indices.
+using Pairs = std::map<std::pair<int64_t, int64_t>, int>;  // how often each pair was found
 inline Pairs visible(const SequenceCut& cut, int64_t rank, int64_t owner, Range keys,
                      const int32_t* starts) {
     Pairs pairs;
@@ -59,7 +59,7 @@ inline Pairs visible(const SequenceCut& cut, int64_t rank, int64_t owner, Range 
         }
     return pairs;
 }
-// What the masks of these blocks let through.
+// Returns the pairs that the masks of these blocks let through.
 inline Pairs through(const std::vector<Block>& blocks, const SequenceCut& cut, int64_t rank,
                      const int32_t* starts) {
     Pairs pairs;

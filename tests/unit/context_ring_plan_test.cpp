@@ -1,5 +1,5 @@
-// 04_context_parallel: which keys travel round the ring, how far, and whether the ranks agree on
-// it.
+// 04_context_parallel: which keys travel round the ring, how far they go, and whether the ranks
+// agree on it.
 #include <set>
 
 #include "04_context_parallel/4_ring_plan.h"
@@ -10,7 +10,7 @@ namespace ultrascale {
 using namespace ultrascale::context_parallel;
 namespace {
 
-// All ways to cut into KV chunks: of whole sequences, and of documents.
+// Calls f for all ways to cut whole sequences, and documents, into KV chunks.
 void for_each_plan(
     const std::function<void(const SequenceCut&, bool bidirectional, const Documents*)>& f) {
     for_each_cut([&](Layout layout, const SequenceCut& cut) {
@@ -99,7 +99,7 @@ TEST(RingPlan, EveryQueryMeetsAllItsKeysOnce) {
 TEST(RingPlan, TailsSendLessTheFurtherOn) {
     const int n = 8;
     const RingPlan plan(SequenceCut(Layout::zigzag, n, 16 * n), true, nullptr);
-    std::vector<double> sent(size_t(n), 0.0);  // of a rank's keys and values
+    std::vector<double> sent(size_t(n), 0.0);  // a rank's keys and values
     for (size_t p = 0; p < plan.kv_chunks(); ++p)
         for (int rank = 0; rank < n; ++rank)
             for (int hop = 0; hop <= plan.last_hop(); ++hop)
@@ -130,8 +130,8 @@ TEST(RingPlan, DocumentsTravelToTheLastRankThatNeedsThem) {
     EXPECT_TRUE(some_stay && some_go);
 }
 
-// Of two ranks, forward receives the other one's keys: to keep them for a reversed backward, or, if
-// it will run again, as a buffer like those of all other hops.
+// With two ranks, forward receives the other rank's keys. It keeps them for a reversed backward;
+// but if it will run again, they are in a buffer, like those of all other hops.
 TEST(RingMemory, KeysThatForwardDoesNotKeepAreABuffer) {
     const RingPlan plan(SequenceCut(Layout::zigzag, 2, 8), false, nullptr);
     const auto in_forward = [&](bool reversed, bool again) {

@@ -1,5 +1,5 @@
-// 01_data_parallel: what is computed by formula and not by a run. Expected figures are worked out
-// by hand.
+// 01_data_parallel: results that are computed by formula, without a run. The expected figures are
+// worked out by hand.
 #include <gtest/gtest.h>
 
 #include "01_data_parallel/5_ring_reduce.h"
@@ -43,7 +43,7 @@ TEST(DataParallelFormulas, SitesOnARingOf4800Kilometres) {
     const Planet p = parse_planet("params=72e12,sites=24,km=4800,tokens=1e8,flops=2.88e21");
     EXPECT_NEAR(p.light(), 2.0 * 23 / 24 * 0.024, 1e-12);
     EXPECT_NEAR(p.step(), 15, 1e-9);
-    // 144 TB, half each way, over 750 TB/s
+    // 144 TB, half in each direction, over 750 TB/s
     EXPECT_NEAR(p.all_reduce(2, 750e12), 2.0 * 23 / 24 * (72.0 / 750 + 0.024), 1e-12);
     EXPECT_NEAR(p.idle(15), 0.5, 1e-12);
     const double H = p.inner_for(0.05, 50e9), meeting = p.all_reduce(4, 50e9);

@@ -49,7 +49,8 @@ TEST(TokenFile, ReadsEveryFormat) {
     EXPECT_EQ(all_of(TokenFile(dir / "llama3.bin", 128256)), (Ints{128000, 9}));
 }
 
-// 32-bit tokens of a small vocabulary are read as 16-bit ones: each second one is 0.
+// If a file of 32-bit tokens with a small vocabulary is read as 16-bit tokens, every second one is
+// 0.
 TEST(TokenFile, RefusesWhatIsMostLikelyWider) {
     TempDir dir;
     std::vector<uint32_t> wide;
@@ -59,10 +60,10 @@ TEST(TokenFile, RefusesWhatIsMostLikelyWider) {
     expect_error([&] { TokenFile(dir / "wide.bin", 256); },
                  "wide.bin: every second of its 16-bit numbers is 0");
     EXPECT_EQ(all_of(TokenFile(dir / "wide.bin", 70000)), Ints(wide.begin(), wide.end()));
-    wide.back() = 1 << 16;  // one is enough to show that it is not so
+    wide.back() = 1 << 16;  // one such number shows that it is not
     put(dir / "wide.bin", bytes_of(wide));
     EXPECT_EQ(TokenFile(dir / "wide.bin", 256).tokens(), 80);
-    zeros[60] = 5;  // mostly zeros: that tells nothing
+    zeros[60] = 5;  // mostly zeros, which does not show anything
     put(dir / "zeros.bin", bytes_of(zeros));
     EXPECT_EQ(TokenFile(dir / "zeros.bin", 256).tokens(), 64);
     put(dir / "other.bin", bytes_of(narrow));  // each first one is 0

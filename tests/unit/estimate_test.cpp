@@ -32,8 +32,8 @@ TEST(ParameterCount, EqualsTheModels) {
     }
 }
 
-// The peak of activation memory over a forward and backward of random tokens, as memory.h counts
-// it.
+// Measures the peak of activation memory over a forward and backward of random tokens, as memory.h
+// counts it.
 int64_t measured_peak(const StepShape& shape) {
     const int64_t before = memory_now()[int(Memory::activation)];
     Llama model(shape.config, shape.model);
@@ -75,7 +75,7 @@ std::string describe(const StepShape& s) {
         int(s.model.attention), s.model.loss_chunk);
 }
 
-// All kinds of recomputation, attention, dtypes and loss chunks of one model, to the byte.
+// Checks all kinds of recomputation, attention, dtypes and loss chunks of one model, to the byte.
 void expect_exact(StepShape s) {
     for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
         for (AttentionKind attention : {AttentionKind::flash, AttentionKind::naive})
@@ -171,8 +171,8 @@ TEST(EstimateMemory, RecomputationNeverCostsMemoryOfWholeLayers) {
 }
 
 TEST(Book, Formulas) {
-    // GPT-3 175B of Korthikanti et al. 2022: L 96, h 12288, H 96, s 2048, b 1: 2.8 TB without and
-    // 34 s b h L with selective.
+    // GPT-3 175B in Korthikanti et al. 2022 (L 96, h 12288, H 96, s 2048, b 1): 2.8 TB without
+    // recomputation and 34 s b h L with selective recomputation.
     LlamaConfig c{.layers = 96,
                   .hidden = 12288,
                   .heads = 96,

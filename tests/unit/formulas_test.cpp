@@ -1,5 +1,5 @@
-// The formulas that 00_single_gpu and 02_zero print: against published numbers, and against what
-// the model, the estimate and ZeRO's own prediction say.
+// The formulas that 00_single_gpu and 02_zero print, compared with published numbers, and with the
+// model, the estimate and ZeRO's own prediction.
 #include "02_zero/lab/formulas.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ TEST(GptFormulas, AreThePublishedNumbers) {
     EXPECT_DOUBLE_EQ(book_activations(shape), 96 * (s.linear + s.squared) * 2048 * h);
 }
 
-// The model's FLOPs agree: a GPT's attention in the units of selective_recomputation().
+// A GPT's attention in the units of selective_recomputation() agrees with the model's FLOPs.
 TEST(GptFormulas, AttentionsShareIsTheEstimates) {
     LlamaConfig c = preset("llama-2-7b");
     const double all = model_flops_per_token(c, 0, 2048),  // attention alone
@@ -66,8 +66,8 @@ TEST(LatentAttention, IsDeepSeekV3s) {
     EXPECT_GT(a.kept(), kept_plain(a, 128));  // kept whole, latents save nothing
 }
 
-// --fresh-grads: nothing saved if the activations are nothing; all gradients but the head's and one
-// layer's if they are much more.
+// --fresh-grads saves nothing if the activations are very small. If they are much larger than the
+// gradients, it saves all gradients except the head's and one layer's.
 TEST(FreshGradients, SaveWhatDoesNotExistYet) {
     StepShape shape{.config = preset("nano"), .model = {}, .micro_batch = 64, .seq = 128};
     const LlamaConfig& c = shape.config;
@@ -80,7 +80,7 @@ TEST(FreshGradients, SaveWhatDoesNotExistYet) {
     EXPECT_EQ(predicted_activations_and_gradients(shape, 1), m.gradients + 4 * c.hidden);
 }
 
-// tp ranks hold the model once, and its norms tp times.
+// tp ranks together hold the model once, but its norms tp times.
 TEST(ZeroFormulas, TensorParallelRanksShareOutTheModel) {
     for (const char* name : {"smollm-1.7b", "llama-3-8b", "llama-3-70b"}) {
         const LlamaConfig c = preset(name);
@@ -91,7 +91,7 @@ TEST(ZeroFormulas, TensorParallelRanksShareOutTheModel) {
     }
 }
 
-// One rank: ZeRO's own prediction differs by its padding only.
+// On one rank ZeRO's own prediction differs only by its padding.
 TEST(ZeroFormulas, AreWhatEachStagePredicts) {
     const StepShape shape{.config = preset("nano"),
                           .model = {.dtype = DType::bf16},
@@ -115,7 +115,7 @@ TEST(ZeroFormulas, OverlapCountsTokensOnly) {
     EXPECT_NEAR(few.zero3, 63.0 / 64 * 1e15 / (50e9 * 8192), 1e-12);
     EXPECT_NEAR(overlap_of_zero(1e15, 50e9, 8192 * few.zero3, 64).zero3, 1, 1e-12);
     EXPECT_DOUBLE_EQ(few.zero1_backward + few.zero1_backward, few.data_parallel);
-    // A layer of 16 h^2 parameters (the playbook's): (t-1) F / (4 h w).
+    // The playbook's layer has 16 h^2 parameters: (t-1) F / (4 h w).
     const LlamaConfig c{.layers = 1,
                         .hidden = 1024,
                         .heads = 8,
@@ -127,7 +127,7 @@ TEST(ZeroFormulas, OverlapCountsTokensOnly) {
                 0.01 * 34);
 }
 
-// A bound that is wider than what travels needs would hide a fault of the run.
+// A bound that is wider than the narrow format requires would hide a fault of the run.
 TEST(ZeroBounds, AreAsWideAsTheFewestBitsThatTravel) {
     const VerifyBounds bounds = verify_bounds(DType::fp32);
     const auto with = [&](Sent gathers, Sent sums) {

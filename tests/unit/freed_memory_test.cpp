@@ -1,6 +1,6 @@
-// Two ways to hold less in a step: 02_zero's layers' inputs on the host, and 00_single_gpu's
-// gradients that are allocated when they appear. Neither changes a bit, both save what they say,
-// and their mistakes are seen.
+// Two ways to hold less in a step: 02_zero's layer inputs on the host, and 00_single_gpu's
+// gradients that are allocated when they appear. Neither changes a bit, both save the predicted
+// memory, and their mistakes are detected.
 #include "00_single_gpu/2_fresh_gradients.h"
 #include "02_zero/7_offload_activations.h"
 #include "lab/predict/estimate.h"
@@ -42,7 +42,7 @@ TEST(ActivationsOnHost, ChangeNoBitAndTakeTheFormulasMemory) {
     const int64_t input = B * T * config.hidden * 4;
     EXPECT_EQ(memory_peak_by_category()[size_t(Memory::activation)] - before,
               peak_activation_bytes(sizes));
-    EXPECT_EQ(all_kept - peak_activation_bytes(sizes), 2 * input);  // of 3 below the last layer
+    EXPECT_EQ(all_kept - peak_activation_bytes(sizes), 2 * input);  // two of the three inputs
     EXPECT_EQ(now(Memory::host) - host_before, 3 * input);
     EXPECT_EQ(inputs.bytes_to_host(), 2 * 3 * input);
     EXPECT_EQ(inputs.bytes_to_device(), 2 * 3 * input);
@@ -59,7 +59,8 @@ TEST(ActivationsOnHost, RefuseTwoLayersInOnePlace) {
     EXPECT_THROW(run(*model, two_batches()), std::logic_error);
 }
 
-// The gradients of both micro-batches' sum; with `free_between` those of the first one are lost.
+// Returns the sum of the gradients of both micro-batches; with `free_between` the first one's are
+// lost.
 Result with_fresh_gradients(const LlamaConfig& config, const ModelOptions& options,
                             bool free_between) {
     Llama model(config, options);

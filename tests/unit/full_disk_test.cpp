@@ -1,5 +1,5 @@
-// Files on a full disk: what was written ends with a whole line, or is the former file. The disk is
-// pretended by a limit of this process on the size of its files.
+// Files on a full disk: a file ends with a whole line, or it is still the previous file. A limit of
+// this process on the size of its files stands in for the full disk.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -19,11 +19,11 @@ using test::put;
 using test::slurp;
 using test::TempDir;
 
-// While it lives, files end at so many bytes.
+// While an object of this type lives, no file can grow beyond a number of bytes.
 class FullDisk {
 public:
     explicit FullDisk(rlim_t bytes) {
-        Communicator::world();  // whose start needs larger ones
+        Communicator::world();  // its start needs larger files
         getrlimit(RLIMIT_FSIZE, &before_);
         rlimit limit = before_;
         limit.rlim_cur = bytes;

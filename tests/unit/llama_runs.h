@@ -54,7 +54,7 @@ struct Result {
     }
 };
 
-// The context of micro-batch m in a step with these batches.
+// Returns the context of micro-batch m in a step with these batches.
 inline Context context_of(const std::vector<HostBatch>& batches, size_t m, const Tensor& loss,
                           Hooks* hooks) {
     int64_t counted = 0;

@@ -1,5 +1,5 @@
-// What a pipeline schedule does with a Llama besides calling its passes: driving the segments of
-// two micro-batches interleaved, and holding several stages whose parameters are in one list.
+// A pipeline schedule does more with a Llama than call its passes: it drives the segments of two
+// micro-batches interleaved, and it holds several stages whose parameters are in one list.
 #include "llama_runs.h"
 
 namespace ultrascale {
@@ -51,7 +51,7 @@ void forward_beside_backward(Llama& model, MicroBatch& f, MicroBatch& b, bool sp
     }
 }
 
-// Two micro-batches of a step, with the second one's forward interleaved with the first one's
+// Runs two micro-batches of a step, with the second one's forward interleaved with the first one's
 // backward.
 Result run_interleaved(Llama& model, const std::vector<HostBatch>& batches, bool split,
                        Hooks* hooks = nullptr) {
@@ -81,7 +81,7 @@ TEST(Schedule, InterleavedSegmentsGiveTheSameBits) {
             }
 }
 
-// The hooks of one micro-batch's units, in the order in which they fired.
+// Returns the hook calls of one micro-batch's units, in order.
 std::vector<std::string> unit_events(const Recorder& recorder, int micro_batch) {
     std::vector<std::string> events;
     for (const std::string& event : recorder.events)
@@ -118,7 +118,7 @@ TEST(Schedule, WithFullRecomputationALayersSegmentsKeepItsInputOnly) {
     EXPECT_EQ(paths, std::vector<std::string>{"checkpoint"});
 }
 
-// Several stages in one process, as in interleaved or V-shaped schedules.
+// Several stages are in one process, as in interleaved or V-shaped schedules.
 TEST(Schedule, StagesThatShareAListOfParametersEqualTheWhole) {
     const std::vector<HostBatch> batches = {random_batch(2, 19, 11), random_batch(1, 19, 13)};
     for (bool tied : {false, true})

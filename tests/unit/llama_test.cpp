@@ -44,8 +44,8 @@ TEST(Llama, AttentionKindsChunksAndSplitsOfTheBatchAgree) {
     }
 }
 
-// Norms of q's and k's heads: the gradients of their weights, and those before them, against
-// central differences of the loss, and with every recomputation the same bits.
+// Norms of q's and k's heads: the gradients of their weights, and of the weights before them,
+// against central differences of the loss. Every kind of recomputation gives the same bits.
 TEST(Llama, NormsOfHeads) {
     LlamaConfig config = small();
     config.head_norms = true;
@@ -62,7 +62,7 @@ TEST(Llama, NormsOfHeads) {
         Parameter& p =
             *model->parameters().find(fmt::format("model.layers.1.self_attn.{}.weight", name));
         const Doubles values = to_double(p.value), gradient = plain.gradients.at(p.name);
-        // One direction: the gradient's own, in which the loss changes most.
+        // One direction is enough: the gradient's own, in which the loss changes most.
         const double norm = std::sqrt(dot(gradient, gradient)), step = 3e-3 / norm;
         const auto loss = [&](double along) {
             Doubles moved = values;
@@ -145,7 +145,7 @@ TEST(Units, HoldEveryParameterAndATiedOneTwice) {
     }
 }
 
-// Two stages, one after the other, as a pipeline runs them.
+// Two stages run one after the other, as in a pipeline.
 TEST(Stages, TwoInARowEqualTheWhole) {
     const HostBatch host = random_batch(2, 19, 11);
     for (bool tied : {false, true})
@@ -191,7 +191,7 @@ TEST(Stages, TwoInARowEqualTheWhole) {
             }
 }
 
-// A packed row compared with each of its documents alone; token 0 starts a document.
+// Compares a packed row with each of its documents alone; token 0 starts a document.
 TEST(Documents, APackedRowEqualsItsDocumentsAlone) {
     test::TempDir dir;
     std::string text = {5, 9, 3};  // the end of a document that began earlier
@@ -247,7 +247,7 @@ TEST(Llama, WithoutTrainingNothingIsKeptAndNoGradientMade) {
         EXPECT_EQ(memory_now()[int(Memory::activation)], before);
         EXPECT_EQ(to_double(loss)[0], trained.loss);
         for (double g : to_double(model->parameters().flat_grads())) EXPECT_EQ(g, 0);
-        // logits(): their cross-entropy is the loss
+        // The cross-entropy of logits() is the loss.
         const Tensor logits = model->logits(batch),
                      losses = Tensor::empty({18}, DType::fp32, Memory::activation);
         EXPECT_EQ(logits.shape(), (Shape{2, 9, 32}));

@@ -13,8 +13,8 @@
 #include "core/stream.h"
 #include "core/tensor.h"
 
-// Defined by the address sanitizer if the program is linked with it; this file is compiled without
-// it (Makefile, PLAIN_SOURCES).
+// The address sanitizer defines this function if the program is linked with it. This file is
+// compiled without it (Makefile, PLAIN_SOURCES).
 extern "C" __attribute__((weak)) void __asan_init();
 
 namespace ultrascale {
@@ -86,7 +86,7 @@ TEST(Memory, WhatIsHeldAsideLeavesNoTrace) {
     memory_timeline_record(false);
 }
 
-// Copies to the device and back in separate streams, ordered by events.
+// Copies run to the device and back in separate streams; events order them.
 TEST(Memory, CopiesBetweenHostAndDeviceWhileBothGoOn) {
     constexpr int64_t count = 1 << 20;
     std::vector<float> numbers(count);
@@ -117,10 +117,10 @@ TEST(Memory, CountsStorageOnceHoweverManyViewsHoldIt) {
     EXPECT_EQ(memory_now(), before);
 }
 
-// A step frees and takes the same sizes again and again. Between the blocks lie others that are
-// kept, so that what is freed does not join into larger blocks. (There are few of them: malloc has
-// a list of up to seven small blocks of a size, in which a tensor's own fields find their place
-// again. Beyond that they might be cut out of a block that was just freed.)
+// A step frees and takes the same sizes again and again. Other blocks that are kept lie between
+// them, so that freed blocks do not join into larger ones. (There are few of them: malloc has a
+// list of up to seven small blocks of a size, which a tensor's own fields reuse. Beyond that, the
+// fields might be cut out of a block that was just freed.)
 TEST(Memory, WhatWasFreedIsTakenAgain) {
     if (device_is_gpu()) GTEST_SKIP() << "the driver places blocks";
     if (__asan_init != nullptr) GTEST_SKIP() << "the sanitizer withholds what is freed";
@@ -136,7 +136,7 @@ TEST(Memory, WhatWasFreedIsTakenAgain) {
         }
         std::ranges::sort(addresses);
     }
-    // In the second step a block may still move, as what is small may lie in its place.
+    // In the second step a block may still move, since something small may lie in its place.
     for (int step = 2; step < steps; ++step) EXPECT_EQ(at[step], at[1]) << "step " << step;
     for (const uintptr_t address : at[0]) EXPECT_EQ(address % 256, 0U);
 }
@@ -151,7 +151,7 @@ TEST(Memory, PeaksByCategoryAndOfTheSum) {
     }
     const MemoryByCategory peak = difference(memory_peak_by_category(), before),
                            at_peak = difference(memory_at_peak(), before);
-    EXPECT_EQ(peak[int(Memory::activation)], 400);  // at another moment than the workspace's
+    EXPECT_EQ(peak[int(Memory::activation)], 400);  // not when the workspace peaks
     EXPECT_EQ(peak[int(Memory::workspace)], 240);
     EXPECT_EQ(at_peak[int(Memory::activation)], 200);
     EXPECT_EQ(at_peak[int(Memory::workspace)], 240);
@@ -214,7 +214,7 @@ TEST_F(Limited, RefusesWhatDoesNotFitAndSaysWhatIsHeld) {
     EXPECT_NO_THROW(floats(1000, Memory::gradient));
 }
 
-// A measurement for the report must not end a run that fits into memory.
+// A measurement for the report must not stop a run that fits into memory.
 TEST_F(Limited, TheMatmulRateIsMeasuredOnWhatFits) {
     memory_set_limit(total(memory_now()) +
                      (46 << 20));  // not 48 MiB; 12, and on a GPU 32 for cuBLAS

@@ -1,5 +1,5 @@
-// What a mode of the program does not read is refused, whichever option it is: all of --help's are
-// tried in each mode of 09. (chapters/modes_test.cpp: what it reads changes what it prints.)
+// A mode of the program refuses every option that it does not read: all options in --help are tried
+// in each mode of 09. (chapters/modes_test.cpp shows that the options it reads change its output.)
 #include "tests/mode_options.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ namespace {
 using test::all_modes;
 using test::all_options;
 
-// The options of 09 on a command line; returns the error that is found in it, or "".
+// Parses 09's options on a command line. Returns the error, or "".
 struct CommandLine {
     Options shared = Chapter::defaults();
     Chapter chapter;
@@ -61,11 +61,11 @@ TEST(ModeOptions, TheTableHasAll) {
 }
 
 TEST(ModeOptions, WhatAModeDoesNotReadIsRefused) {
-    CommandLine commands;  // what is refused changes nothing
+    CommandLine commands;  // an option that is refused changes nothing
     for (const auto& mode : all_modes())
         for (const auto& option : all_options()) {
             if (!mode.refuses(option.name)) continue;
-            // --save-every needs --save: then that one may be named.
+            // --save-every needs --save, so the error may name --save.
             const bool needs = option.with.starts_with("--save ") ||
                                option.with.starts_with("--val-data ") ||
                                option.name == "--node-size" || option.name == "--inter-gbps";
@@ -77,7 +77,7 @@ TEST(ModeOptions, WhatAModeDoesNotReadIsRefused) {
             const std::string end = " has no effect with " + mode.mode + ": ";
             const bool other_mode = std::ranges::any_of(
                 all_modes(), [&](const auto& other) { return other.mode == option.name; });
-            // Of two modes either may say that the other one has no effect.
+            // With two modes, the error may say of either that it has no effect.
             EXPECT_TRUE(error.starts_with(option.name + end) ||
                         (needs && error.find(end) != std::string::npos) ||
                         (other_mode && error.starts_with(mode.mode + " has no effect with " +
@@ -93,8 +93,8 @@ TEST(ModeOptions, WhatAModeReadsIsAccepted) {
             const std::string line = mode.mode + " " + mode.value + " " + option.with + " " +
                                      option.name + " " + option.value;
             if (mode.mode == "--plan" && option.with.find("--sequence-parallel") != line.npos)
-                continue;                           // which a plan always has
-            if (option.name == "--load") continue;  // needs a folder
+                continue;                           // a plan always has it
+            if (option.name == "--load") continue;  // it needs a folder
             EXPECT_EQ(CommandLine().error_in(line), "") << line;
         }
 }

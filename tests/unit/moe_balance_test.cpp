@@ -1,5 +1,5 @@
-// The balance of a mixture of experts: a router's logits, what each loss is when loads are equal,
-// and how a bias moves.
+// The balance of a mixture of experts: a router's logits, the value of each loss when loads are
+// equal, and the moves of a bias.
 #include <gtest/gtest.h>
 
 #include "06_expert_parallel/4_balance.h"
@@ -11,7 +11,7 @@ namespace ultrascale {
 using namespace ultrascale::expert_parallel;
 namespace {
 
-// A row's bits do not depend on the others.
+// The bits of a row do not depend on the other rows.
 TEST(MoeBalance, RouterLogits) {
     for (const DType dtype : {DType::fp32, DType::bf16}) {
         constexpr int64_t N = 50, E = 8, h = 70;
@@ -31,7 +31,7 @@ TEST(MoeBalance, RouterLogits) {
     }
 }
 
-// With equal loads and equal probabilities, hf and switch are k, the others 1.
+// With equal loads and equal probabilities, the losses hf and switch are k, the others 1.
 TEST(MoeBalance, WhatEachLossIsWhenBalanced) {
     constexpr double E = 8, k = 2, L = 3, T = 64;
     const auto balanced = [&](Aux kind) {
@@ -47,14 +47,14 @@ TEST(MoeBalance, WhatEachLossIsWhenBalanced) {
 TEST(MoeBalance, BiasMovesAgainstTheLoad) {
     const std::vector<float> moved = moved_bias({0, 1, -1, 0}, {10, 30, 20, 20}, 0.25);
     EXPECT_EQ(moved, (std::vector<float>{0.25f, 0.75f, -1, 0}));
-    // A sixth of 64 has no end in binary, but six of them are 64 again.
+    // 64 / 6 is not exact in binary, but the mean of six loads of 64 must be 64 again.
     const std::vector<float> even(6, 64), bias(6, 0.5f);
     EXPECT_EQ(moved_bias(bias, even, 0.25), bias);
     const StepLoads loads{.by_layer = {{10, 30, 20, 20}, {5, 5, 5, 5}}};
     EXPECT_DOUBLE_EQ(loads.imbalance(), 1.25);
 }
 
-// Where all loads are equal, no loss of balance has a gradient; rounding would be one for AdamW.
+// If all loads are equal, no balancing loss has a gradient: AdamW would amplify even rounding.
 TEST(MoeBalance, EqualLoadsHaveNoGradient) {
     constexpr int64_t E = 4, k = 2, B = 2, T = 8, N = B * T, L = 2;
     LlamaConfig config;

@@ -1,4 +1,5 @@
-// How many rows --dispatch rank is expected to send: choices drawn at random are counted beside it.
+// The number of rows that --dispatch rank is expected to send, compared with choices drawn at
+// random.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -19,8 +20,8 @@ ExpertsConfig sizes() {
     return e;
 }
 
-// Rows of a hop to ranks, and of one to nodes, when each token's router chooses among the experts
-// of so many nodes drawn at random.
+// Counts the rows of a hop to ranks and of a hop to nodes, when each token's router chooses among
+// the experts of `nodes` nodes drawn at random.
 std::pair<int, int> drawn_rows(int nodes) {
     constexpr int all_nodes = ep / node_size, experts_per_node = experts / all_nodes;
     std::mt19937 generator(5);
@@ -52,7 +53,7 @@ TEST(MoeTraffic, OneCopyForEachRank) {
     EXPECT_NEAR(double(stages[0].left), to_ranks, 0.01 * to_ranks);
     EXPECT_EQ(stages[0].arrived, stages[0].left);
     EXPECT_EQ(stages[0].most, tokens * ep);
-    // of them seven in eight leave the rank
+    // Seven in eight of them leave the rank.
     EXPECT_NEAR(expected_rows_away(sizes(), o, tokens), to_ranks * 7.0 / 8, 0.01 * to_ranks);
 }
 
@@ -69,7 +70,8 @@ TEST(MoeTraffic, OneCopyForEachNode) {
     }
 }
 
-// With one rank for each expert, each choice is a copy; with one rank for all, a token is one.
+// With one rank for each expert, every choice is a copy; with one rank for all, a token is one
+// copy.
 TEST(MoeTraffic, TheEnds) {
     EXPECT_DOUBLE_EQ(ranks_of_token(16, 4, 16), 4);
     EXPECT_DOUBLE_EQ(ranks_of_token(16, 4, 1), 1);

@@ -1,5 +1,5 @@
-// A router's choice, token by token (2_route.h): against the operation, against vectors from
-// Hugging Face's DeepSeek-V3 router, and choices that measurements force.
+// A router's choice, token by token (2_route.h), is compared with the operation and with vectors
+// from Hugging Face's DeepSeek-V3 router; and it can be forced to the choices of a measurement.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -52,8 +52,9 @@ TEST(MoeRoute, ChoosesLikeTheOperation) {
     }
 }
 
-// What a router chooses by itself has the margin 0; what it would choose if its scores were
-// slightly different, a margin no larger than that; and what it can never choose, an infinite one.
+// A router's own choice has the margin 0. A choice that it would make if its scores were slightly
+// different has a margin no larger than that difference. An impossible choice has an infinite
+// margin.
 TEST(MoeRoute, MarginOfAnotherChoice) {
     constexpr int64_t h = 24, N = 400;
     constexpr float shift = 0.01f;
@@ -82,16 +83,16 @@ TEST(MoeRoute, MarginOfAnotherChoice) {
             EXPECT_GT(others, 0) << settings.top_k << " of " << settings.groups << " groups";
         }
     }
-    // Experts of different groups, when only one group is kept.
+    // The experts are in different groups, but only one group is kept.
     const RouterSettings one{.top_k = 2, .groups = 2, .top_groups = 1};
     EXPECT_EQ(margin_of({0, 2}, {0.4, 0.3, 0.2, 0.1}, {}, one), INFINITY);
     EXPECT_NEAR(margin_of({2, 3}, {0.4, 0.3, 0.2, 0.1}, {}, one), 0.4 / 0.7, 1e-12);
-    // With a bias the numbers that are compared are larger.
+    // With a bias, larger numbers are compared.
     EXPECT_NEAR(margin_of({1}, {0.5, 0.4}, {}, {.top_k = 1}), 0.1 / 0.5, 1e-12);
     EXPECT_NEAR(margin_of({1}, {0.5, 0.4}, std::vector<float>{0.5, 0.5}, {.top_k = 1}), 0.1, 1e-7);
 }
 
-// The two gradients, against differences of the weights.
+// Both gradients are compared with differences of the weights.
 TEST(MoeRoute, Gradients) {
     for (const RouterSettings& settings : all_settings) {
         const Doubles logits = to_double(random_tensor({24}, DType::fp32, 74)),

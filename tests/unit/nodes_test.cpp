@@ -5,8 +5,8 @@
 namespace ultrascale {
 namespace {
 
-// Counts, rank by rank, what Nodes::spread() says in closed form: the fewest ranks of a group that
-// share a node with one of its ranks, over all groups of an axis.
+// Counts rank by rank what Nodes::spread() gives in closed form: the smallest number of ranks of a
+// group that share a node with one of its ranks, over all groups of an axis.
 double fewest_on_node(const Nodes& nodes, int ranks, int n, int stride) {
     int fewest = n;
     for (int rank = 0; rank < ranks; ++rank) {
@@ -32,7 +32,7 @@ TEST(Nodes, AnAxisIsSpreadAsItsGroupsAre) {
     EXPECT_FALSE(Nodes{}.spread(8, 4).crosses()) << "without nodes all ranks are on one";
 }
 
-// Ranks may be placed anyhow, as a scheduler deals them out: here in turns.
+// A scheduler may place ranks in any way; here it deals them out in turns.
 TEST(Nodes, RanksMayBePlacedAnyhow) {
     const Nodes turns{.ranks = 3, .placed = {0, 1, 0, 1, 0, 1}};
     EXPECT_TRUE(turns.between(0, 1));
@@ -43,18 +43,18 @@ TEST(Nodes, RanksMayBePlacedAnyhow) {
     for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(neighbours.index_in_node(rank), rank % 3);
 }
 
-// 8 ranks on two nodes, by hand; S = 8000 bytes, so a rank's slice is 1000.
+// 8 ranks on two nodes, computed by hand. S = 8000 bytes, so a rank's slice is 1000.
 TEST(Nodes, BytesOverACard) {
     const Spread all = Nodes{.ranks = 4}.spread(8, 1), pair = Nodes{.ranks = 4}.spread(2, 4),
                  inside = Nodes{.ranks = 4}.spread(4, 1);
     const auto bytes = [](Collective kind, const Spread& group, Crossing crossing) {
         return bytes_over_card(kind, 8000, group, crossing);
     };
-    // Its slice to each of four ranks; there and back in an all-reduce.
+    // A rank sends its slice to each of four ranks; an all-reduce sends it there and back.
     EXPECT_EQ(bytes(Collective::all_gather, all, Crossing::exchange), 4000);
     EXPECT_EQ(bytes(Collective::all_reduce, all, Crossing::exchange), 8000);
     EXPECT_EQ(bytes(Collective::all_to_all, all, Crossing::rings), 4000);
-    // A ring passes seven slices from node to node; four rings a quarter of each.
+    // A ring passes seven slices from node to node; each of four rings passes a quarter of that.
     EXPECT_EQ(bytes(Collective::reduce_scatter, all, Crossing::ring), 7000);
     EXPECT_EQ(bytes(Collective::reduce_scatter, all, Crossing::rings), 1750);
     EXPECT_EQ(bytes(Collective::all_reduce, all, Crossing::rings), 3500);

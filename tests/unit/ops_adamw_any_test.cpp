@@ -21,7 +21,7 @@ ops::AdamWSettings settings(int64_t step, float max_norm = 0) {
 
 double factor_of(const Tensor& scale) { return scale ? to_double(scale)[0] : 1; }
 
-// What a tensor stands for: its numbers times its scale.
+// Returns the values that a tensor represents: its numbers times its scale.
 Doubles meaning(const Tensor& t, const Tensor& scale) {
     Doubles x = to_double(t);
     const double factor = factor_of(scale);
@@ -29,7 +29,7 @@ Doubles meaning(const Tensor& t, const Tensor& scale) {
     return x;
 }
 
-// A format's half unit in the last place, relative, and its smallest number.
+// A format's relative half unit in the last place, and its smallest number.
 struct Precision {
     double half_unit, smallest;
 };
@@ -46,7 +46,7 @@ void expect_rounded(const Tensor& got, const Tensor& scale, const Doubles& want,
     const Precision p = precision(got.dtype());
     const double s = factor_of(scale);
     const Doubles x = meaning(got, scale);
-    // 1e-7: what fp32 loses where two terms of about 1 cancel.
+    // 1e-7 is the precision that fp32 loses when two terms of about 1 cancel.
     for (size_t i = 0; i < want.size(); ++i)
         ASSERT_NEAR(x[i], want[i],
                     (p.half_unit + 2e-6) * std::abs(want[i]) + 1.0001 * p.smallest * s + 1e-7)
@@ -64,7 +64,7 @@ void expect_rounded(const Tensor& got, const Tensor& scale, const Doubles& want,
     EXPECT_GT(largest / s, number * 0.49999) << what;
 }
 
-// One update in double, of what the tensors stand for.
+// One update in double precision, of the values that the tensors represent.
 struct Expected {
     Doubles p, m, v;
     Expected(const ops::AdamWAnyItem& item, const ops::AdamWSettings& s, double squared_norm)
@@ -89,9 +89,9 @@ struct Expected {
 struct Recipe {
     const char* name;
     DType value, master, m, v, gradient;
-    bool scaled;  // whatever has fewer than 16 bits, or fp16
+    bool scaled;  // tensors of fewer than 16 bits, or in fp16, have scales
 };
-// The playbook's table, and what it does not have.
+// The playbook's table, and recipes that it does not have.
 constexpr Recipe recipes[] = {
     {"bf16, fp32", DType::bf16, DType::fp32, DType::fp32, DType::fp32, DType::fp32, false},
     {"bf16", DType::bf16, DType::fp32, DType::fp32, DType::fp32, DType::bf16, false},
@@ -103,8 +103,8 @@ constexpr Recipe recipes[] = {
     {"all bf16", DType::bf16, DType::bf16, DType::bf16, DType::bf16, DType::bf16, false},
 };
 
-// A tensor of n standard normal numbers times `factor`, which begins one element after an address
-// that fits packs if `odd`.
+// Returns n standard normal numbers times `factor`. If `odd`, the tensor begins one element after
+// an address that is aligned for packs.
 Tensor part(int64_t n, DType dtype, uint64_t seed, double factor, bool odd) {
     Doubles x = to_double(random_tensor({n + 4}, DType::fp32, seed));
     for (double& v : x) v *= factor;
@@ -157,8 +157,8 @@ TEST(OpsAdamWAny, EachRecipesUpdateIsTheDocumentedOneRounded) {
         }
 }
 
-// A gradient far below the largest one of its tensor: were v rounded to zero, the update would be
-// a million times as large as the learning rate.
+// The gradient is far below the largest one of its tensor. If v were rounded to zero, the update
+// would be a million times the learning rate.
 TEST(OpsAdamWAny, ASmallSecondMomentIsNotZero) {
     for (DType dtype : {DType::e4m3, DType::e5m2, DType::fp16}) {
         Doubles g(64, 1e-6);
@@ -178,11 +178,11 @@ TEST(OpsAdamWAny, ASmallSecondMomentIsNotZero) {
         item.gradient = Tensor::zeros({64}, DType::fp32, Memory::gradient);
         item.v = Tensor::zeros({64}, dtype, Memory::optimizer);
         ops::adamw_any({item}, norm, settings(1));
-        EXPECT_EQ(to_double(item.v), Doubles(64, 0));  // nothing is not small
+        EXPECT_EQ(to_double(item.v), Doubles(64, 0));  // v is exactly zero
     }
 }
 
-// Of weights that no update moves, nothing is lost to the scale, however often it is set.
+// Weights that no update moves lose nothing to the scale, however often it is set.
 TEST(OpsAdamWAny, AMasterThatDoesNotChangeKeepsItsBits) {
     const int64_t n = 1000;
     ops::AdamWAnyItem item = item_of(recipes[3], n, false, 5);
@@ -217,13 +217,14 @@ TEST(OpsAdamWAny, SkipLeavesEverything) {
     }
 }
 
-// Updates of a hundredth of a unit in the last place: rounded to nearest they never move a weight,
-// stochastically they move it as far as they should on average. Pieces get the same bits.
+// The updates are a hundredth of a unit in the last place. Rounded to nearest they never move a
+// weight; rounded stochastically they move it by the right amount on average. Pieces get the same
+// bits.
 TEST(OpsAdamWAny, StochasticRounding) {
     const int64_t n = 20003;
     const Tensor norm = tensor_of({0}, {1}, DType::fp64);
     for (DType dtype : {DType::bf16, DType::fp16, DType::e4m3, DType::e5m2}) {
-        const double unit = 2 * precision(dtype).half_unit;  // of numbers in [1, 2)
+        const double unit = 2 * precision(dtype).half_unit;  // for numbers in [1, 2)
         const auto weights = [&] { return tensor_of(Doubles(size_t(n), 1.5), {n}, dtype); };
         const Tensor nearest = weights(), whole = weights(), pieces = weights();
         const Tensor gradient = tensor_of(Doubles(size_t(n), 1), {n}, DType::fp32);
@@ -264,8 +265,8 @@ TEST(OpsAdamWAny, StochasticRounding) {
             mean += x / double(n);
             EXPECT_EQ(std::remainder(1.5 - x, unit / 2), 0);  // e5m2 gets below 1
         }
-        // The update is lr, as all gradients are the same. A mean of n numbers of variance
-        // steps * unit^2 / 100.
+        // All gradients are equal, so the update is lr. The mean is of n numbers of variance steps
+        // * unit^2 / 100.
         EXPECT_NEAR(mean, 1.5 - steps * unit / 100,
                     5 * unit * std::sqrt(steps / 100.0 / double(n)));
     }
@@ -281,8 +282,8 @@ TEST(OpsAdamWAny, StochasticRounding) {
                  std::logic_error);
 }
 
-// Without gradients a second moment shrinks by 5 % a step. Rounded to nearest in 8 bits it stops
-// soon; stochastically it goes on, on average, and pieces get the same bits.
+// Without gradients a second moment shrinks by 5 % a step. Rounded to nearest in 8 bits it soon
+// stops; rounded stochastically it continues to shrink on average, and pieces get the same bits.
 TEST(OpsAdamWAny, StochasticRoundingOfMoments) {
     constexpr int64_t n = 20000, steps = 30;
     const Tensor norm = tensor_of({0}, {1}, DType::fp64);
@@ -324,8 +325,8 @@ TEST(OpsAdamWAny, StochasticRoundingOfMoments) {
         EXPECT_GT(mean(nearest.v, nearest.v_scale), 2 * 256 * std::pow(0.95, steps));
         EXPECT_NEAR(mean(random.v, random.v_scale) / (256 * std::pow(0.95, steps)), 1, 0.02);
         EXPECT_NEAR(mean(random.m, random.m_scale) / std::pow(0.9, steps), 1, 0.05);
-        // One step from the same state, whole and in pieces that share no scale: powers of two, so
-        // the codes' values agree.
+        // One step from the same state, on the whole and on pieces with scales of their own. The
+        // scales are powers of two, so the values of the codes agree.
         const Random bits(4, "moments");
         const State whole = start();
         ops::adamw_any({item(whole, 0, n, bits)}, norm, settings(1));

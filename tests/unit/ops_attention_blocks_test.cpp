@@ -1,6 +1,6 @@
 // Attention block by block, as ring attention computes it: each part of the queries attends to each
-// part of the keys, the results are merged, and the gradients are added up in fp32. The whole is
-// that of double precision, for sequences that are cut into pieces or dealt out token by token.
+// part of the keys, the results are merged, and the gradients are added up in fp32. The whole
+// agrees with double precision, for sequences that are cut into pieces or dealt out token by token.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -30,7 +30,7 @@ ModuleFactories deal(int64_t T, int64_t factories, bool striped) {
     return dealt;
 }
 
-// These tokens of x (B, T, ...).
+// Takes these tokens of x (B, T, ...).
 Tensor take(const Tensor& x, const Part& part) {
     const Doubles from = to_double(x);
     const int64_t B = x.size(0), T = x.size(1), row = x.numel() / B / T;
@@ -46,7 +46,7 @@ Tensor take(const Tensor& x, const Part& part) {
         return integers(std::vector<int32_t>(taken.begin(), taken.end()), shape);
     return tensor_of(taken, shape, x.dtype());
 }
-// Puts what `take` would take from the whole, (B, T, ...), back into it.
+// Puts a part that `take` would take from the whole (B, T, ...) back into it.
 void put(Doubles& whole, const Tensor& x, int64_t T, const Part& part) {
     const Doubles from = to_double(x);
     const int64_t B = x.size(0), row = x.numel() / B / part.length;
@@ -60,8 +60,8 @@ struct Whole {
     Doubles o, dq, dk, dv;
 };
 
-// o and all gradients, which are never wider than what a part gives: fp32. Nothing is initialised
-// but the log-sum-exps; the first block overwrites.
+// Computes o and all gradients in fp32, which is never narrower than the gradients of a part. Only
+// the log-sum-exps are initialised; the first block overwrites everything else.
 Whole in_blocks(const Case& c, const Tensors& t, const ModuleFactories& q_parts,
                 const ModuleFactories& k_parts) {
     const Tensor starts = mask_of(c).document_starts;
@@ -149,7 +149,7 @@ void expect_whole() {
 
 TEST(OpsAttentionBlocks, AddUpToTheWhole) { expect_whole(); }
 
-// The sums over blocks have a fixed order, too.
+// The sums over blocks also have a fixed order.
 TEST(OpsAttentionBlocks, HaveTheSameBitsInEveryRun) {
     const int threads = omp_get_max_threads();
     std::vector<std::pair<DType, Case>> some = {{DType::fp32, {1, 200, 200, 4, 2, 16}}};
@@ -172,9 +172,9 @@ TEST(OpsAttentionBlocks, HaveTheSameBitsInEveryRun) {
     }
 }
 
-// Each gradient is overwritten or added to, in q's dtype or in fp32, whatever the others are; what
-// dq is added to may also be another tensor. What is added to keeps its bits, or is rounded, where
-// the gradient is zero: at keys that no query sees, and queries that see none.
+// Each gradient is overwritten or added to, in q's dtype or in fp32, whatever the others are; dq
+// may also be added to another tensor. Where the gradient is zero (at keys that no query sees, and
+// at queries that see no key), the addend keeps its bits or is rounded.
 void expect_added() {
     std::vector<Case> cases = {
         {1, 70, 100, 2, 1, 7, true, 10, 60},  // 50 queries see no key, 20 keys no query
@@ -197,7 +197,7 @@ void expect_added() {
             ops::attention_forward(t.o, t.lse, t.q, t.k, t.v, mask_of(c));
             ops::attention_delta(t.delta, t.dout, t.o);
             enum class Adds { nothing, itself, another };
-            struct Output {  // and what it is added to, 0 if it is overwritten
+            struct Output {  // `before` is 0 if the output is overwritten
                 Tensor tensor, addend;
                 Doubles before;
                 Output(const Shape& shape, DType dtype, Adds adds, uint64_t seed)
@@ -209,7 +209,7 @@ void expect_added() {
                 double rounded(double x) const {
                     return tensor.dtype() == DType::fp32 ? x : double(float(bf16(float(x))));
                 }
-                // `signs`: zero exactly where there is nothing to add
+                // `signs` is zero exactly where there is nothing to add.
                 void expect(const Doubles& gradient, const Doubles& signs, double bound) const {
                     const Doubles now = to_double(tensor);
                     Doubles sum;

@@ -19,13 +19,13 @@ struct Sizes {
     int64_t B, T, H, D;
     Shape o() const { return {B, T, H, D}; }
     Shape lse() const { return {B, H, T}; }
-    // Where the log-sum-exp of the row with this number in o (B, T, H) is.
+    // Returns the position of the log-sum-exp of row number `row` of o (B, T, H).
     size_t lse_of(int64_t row) const {
         return size_t((row / H / T * H + row % H) * T + row / H % T);
     }
 };
 
-struct Partial {  // what attention gives with some of the keys
+struct Partial {  // attention over some of the keys
     Doubles o, lse;
 };
 Partial random_partial(const Sizes& n, DType dtype, uint64_t seed) {
@@ -34,7 +34,7 @@ Partial random_partial(const Sizes& n, DType dtype, uint64_t seed) {
     return {to_double(random_tensor(n.o(), dtype, seed)), to_double(lse)};
 }
 
-// All parts at once, by the definition: each is weighted with its sum of exponentials.
+// Merges all parts at once, by the definition: each is weighted with its sum of exponentials.
 Partial merged(const Sizes& n, const std::vector<Partial>& parts) {
     Partial all = {Doubles(parts[0].o.size(), 0), Doubles(parts[0].lse.size(), -inf)};
     for (int64_t row = 0; row < n.B * n.T * n.H; ++row) {
@@ -66,7 +66,7 @@ struct Merged {
     }
 };
 
-// In bf16 every merge rounds what was merged so far; in fp32 the error stays as small as it is.
+// In bf16 every merge rounds the result so far; in fp32 the error stays small.
 TEST(OpsAttentionMerge, ManyBlocks) {
     for (const Sizes& n : {Sizes{2, 37, 3, 64}, Sizes{1, 33, 2, 128}, Sizes{2, 5, 1, 7},
                            Sizes{1, 70, 2, 36}, Sizes{1, 3, 2, 200}})
@@ -84,8 +84,8 @@ TEST(OpsAttentionMerge, ManyBlocks) {
                 const Partial want = merged(n, parts);
                 for (const Tensor& lse : {wide.lse, narrow.lse})
                     EXPECT_LT(relative_error(lse, want.lse), 1e-6);
-                // Weights exp(lse_b - lse), as most papers write them, round twice as much a block
-                // as differences: lse is rounded, too.
+                // The weights exp(lse_b - lse), which most papers use, round twice as much per
+                // block as weights computed from differences, because lse is rounded, too.
                 EXPECT_LT(relative_error(wide.o, want.o), blocks == 1 ? 1e-12 : 3e-6);
                 const double error = relative_error(narrow.o, want.o);
                 EXPECT_LT(error, 2e-2);
@@ -97,12 +97,12 @@ TEST(OpsAttentionMerge, ManyBlocks) {
         }
 }
 
-// A row with a log-sum-exp of -infinity has seen no key, and its o may be anything.
+// A row whose log-sum-exp is -infinity has seen no key, and its o may be anything.
 TEST(OpsAttentionMerge, RowsWithoutKeys) {
     const Sizes n = {2, 35, 2, 16};
     for (const DType dtype : dtypes)
         for (const DType block_dtype : dtypes) {
-            // Rows 0, 3, ... have no key so far; rows 0, 2, 4, ... none in the block.
+            // Rows 0, 3, ... have seen no key so far; rows 0, 2, 4, ... see none in the block.
             const Partial full = random_partial(n, DType::bf16, 1),
                           full_block = random_partial(n, DType::bf16, 2);
             Partial before = full, block = full_block;
@@ -136,7 +136,7 @@ TEST(OpsAttentionMerge, RowsWithoutKeys) {
         }
 }
 
-// The one with the far larger log-sum-exp is the result, exactly; equal ones give the mean.
+// The part with the far larger log-sum-exp is the result, exactly; equal ones give the mean.
 TEST(OpsAttentionMerge, LogSumExpsFarApart) {
     const Sizes n = {1, 8, 1, 5};
     const Doubles before = {100, -100, 50, -50, 0, 1e30, -1e30, 7},
@@ -160,7 +160,7 @@ TEST(OpsAttentionMerge, LogSumExpsFarApart) {
     }
 }
 
-// The block's queries are some of each sequence's; the other rows are not touched, whatever they
+// The block has only some of each sequence's queries. The other rows are not touched, whatever they
 // hold.
 TEST(OpsAttentionMerge, SomeOfTheQueries) {
     const Sizes n = {2, 90, 3, 8};
@@ -200,7 +200,7 @@ TEST(OpsAttentionMerge, SomeOfTheQueries) {
         }
 }
 
-// One element past a multiple of 16 bytes, either of the two, and rows that no wide access fits.
+// Either tensor begins one element past a multiple of 16 bytes, and some rows fit no wide access.
 TEST(OpsAttentionMerge, AnyAddress) {
     for (const DType dtype : dtypes)
         for (const DType block_dtype : dtypes)

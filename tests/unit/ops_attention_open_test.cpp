@@ -1,4 +1,4 @@
-// dQ that is held open while blocks of keys are added to it.
+// dQ is held open while blocks of keys are added to it.
 #include "04_context_parallel/kernels/ops_attention_open.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ Tensor tokens(const Tensor& x, int64_t b, int64_t begin, int64_t end) {
         .view({1, end - begin, x.size(2), x.size(3)});
 }
 
-// A causal square with keys before and after the cut, of which the latter, and their values, are
+// A causal square with keys before and after the cut. The keys after it, and their values, are
 // `longer` times as long.
 struct Square {
     Case c;
@@ -41,15 +41,15 @@ struct Square {
         ops::attention_delta(t.delta, t.dout, t.o);
         open = ops::open_dq(t.dout, t.lse, t.delta, K);
     }
-    // Queries from `query` on, and keys key .. end - 1.
+    // Adds the block of queries query .. query_end - 1 and keys key .. key_end - 1.
     void add(int64_t b, int64_t query, int64_t query_end, int64_t key, int64_t key_end, bool adds) {
         const auto keys = [&](const Tensor& x) { return tokens(x, b, key, key_end); };
         const auto queries = [&](const Tensor& x) { return tokens(x, b, query, query_end); };
         ops::attention_backward(open, b, query, keys(dk), keys(dv), queries(t.dout), queries(t.q),
                                 keys(t.k), keys(t.v), {.q_offset = query, .k_offset = key}, adds);
     }
-    // The later queries see the keys before the cut first; then come the earlier queries, which see
-    // no others, and the later keys.
+    // The later queries see the keys before the cut first. Then come the earlier queries, which see
+    // no other keys, and the later keys.
     void add_all() {
         for (int64_t b = 0; b < B; ++b) {
             add(b, cut, T, 0, cut, false);
@@ -80,7 +80,7 @@ TEST(OpsAttentionOpen, BlocksAddUpToTheWhole) {
         }
 }
 
-// Queries that no block had have no gradient.
+// Queries that were in no block have gradient zero.
 TEST(OpsAttentionOpen, QueriesWithoutABlockHaveZeros) {
     Square s(128, 1);
     if (!s.open) GTEST_SKIP() << "for Hopper";

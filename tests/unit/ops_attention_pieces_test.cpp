@@ -1,5 +1,5 @@
-// Tiles that are left over when every multiprocessor has had its share, which Hopper's kernels
-// divide among several blocks: of queries forward, of keys backward.
+// When every multiprocessor has had its share of tiles, some are left over. Hopper's kernels divide
+// each of these among several blocks: by queries in forward, by keys in backward.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace attention_test;
 
-// dq, dk and dv; what dk and dv add to what is there, if they add.
+// Returns dq, dk and dv. If dk and dv are added to, returns what was added.
 std::array<Doubles, 3> gradients(const Case& c, const Tensors& t, DType dtype, bool adds) {
     const auto begin = [&](uint64_t seed) {
         return adds ? random_tensor(t.k.shape(), dtype, seed) : poisoned(t.k.shape(), dtype);
@@ -30,8 +30,8 @@ std::array<Doubles, 3> gradients(const Case& c, const Tensors& t, DType dtype, b
     return after;
 }
 
-// 140 equal tiles: eight more than an H100 has multiprocessors. The kernels for other GPUs divide
-// nothing.
+// There are 140 equal tiles, eight more than an H100 has multiprocessors. The kernels for other
+// GPUs do not divide tiles.
 TEST(OpsAttentionPieces, OfKeysThatAreLeftOver) {
     if (!device_is_gpu()) GTEST_SKIP() << "for GPUs";
     for (const Case& c :
@@ -63,7 +63,7 @@ TEST(OpsAttentionPieces, OfQueriesThatAreLeftOver) {
             return std::pair(to_double(o), to_double(lse));
         };
         const auto got = forward();
-        EXPECT_EQ(forward(), got);  // the same bits
+        EXPECT_EQ(forward(), got);  // has the same bits
         const NoHopper no_hopper;
         const auto want = forward();
         EXPECT_LT(relative_error(got.first, want.first), 5e-3);

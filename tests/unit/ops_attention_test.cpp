@@ -1,5 +1,5 @@
-// Tiled and naive attention: forward and backward are compared with double precision, and this with
-// central differences.
+// Tiled and naive attention: forward and backward are compared with double precision, and the
+// double-precision backward with central differences.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -35,8 +35,8 @@ const Case cases[] = {
     {2, 130, 100, 2, 1, 16, true, 100, 1, true, 2},
     {1, 80, 130, 2, 1, 16, false, 1, 0, true, 2},
 };
-// Likewise for the tensor-core kernels' tiles: heads of 64 and 128, 64 to 192 queries and 32 to 128
-// keys at a time.
+// More cases for the tensor-core kernels' tiles: heads of 64 and 128, 64 to 192 queries and 32 to
+// 128 keys at a time.
 const Case tile_cases[] = {
     {2, 193, 193, 3, 1, 128},
     {1, 65, 300, 3, 3, 64, false},
@@ -63,13 +63,13 @@ std::string name(const Case& c, DType dtype) {
                        c.k_offset, c.stride);
 }
 
-// Calls check(case, tensors, the expected o, lse and probabilities, the expected gradients, bound)
-// for each case in both dtypes.
+// Calls check(case, tensors, expected o, lse and probabilities, expected gradients, bound) for each
+// case in all dtypes.
 template <class Check>
 void for_each_case(std::span<const Case> some, Check check) {
     for (DType dtype : {DType::fp32, DType::bf16, DType::fp16})
         for (Case c : some) {
-// Three tiles of its kernels are enough: executing twice as many on the CPU takes a minute.
+// Three tiles of the kernels are enough: executing twice as many on the CPU takes a minute.
 #ifdef ULTRASCALE_SIMT
             c.Tq = std::min<int64_t>(c.Tq, 260), c.Tk = std::min<int64_t>(c.Tk, 300);
 #endif
@@ -162,8 +162,8 @@ TEST(OpsAttention, RowsWithoutKeysAreZeroAndWithoutNan) {
     }
 }
 
-// From whichever end a kernel walks the keys, a row's largest score grows again and again, so that
-// the earlier sums must be rescaled.
+// Whichever end a kernel starts from, a row's largest score grows again and again, so the earlier
+// sums must be rescaled.
 TEST(OpsAttention, GrowingScores) {
     for (const int64_t D : {64, 128})
         for (const bool growing : {false, true}) {
@@ -202,8 +202,8 @@ TEST(OpsAttention, LargeScores) {
               1e-3);  // e^x of a score of thousands has lost ten bits
 }
 
-// However many threads the CPU sums with, in one pass or two; in whatever order a GPU's blocks add
-// their parts.
+// The bits depend neither on the number of the CPU's threads and passes, nor on the order in which
+// a GPU's blocks add their parts.
 TEST(OpsAttention, BackwardHasTheSameBitsInEveryRun) {
     const int threads = omp_get_max_threads();
     std::vector<std::pair<DType, Case>> some = {{DType::fp32, {1, 300, 300, 4, 2, 16}}};

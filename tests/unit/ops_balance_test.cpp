@@ -10,7 +10,7 @@
 namespace ultrascale {
 namespace {
 
-// p of token n: its scores, divided by their sum if `normalise`.
+// Returns p of token n: its scores, divided by their sum if `normalise`.
 Doubles shares(const Doubles& scores, int64_t E, bool normalise) {
     Doubles p = scores;
     for (size_t at = 0; at < p.size(); at += size_t(E)) {
@@ -63,7 +63,7 @@ TEST(OpsBalance, StatisticsAndTheirGradient) {
                         sum += f[size_t(n / T * E + e)] * of[size_t(n * E + e)];
                 return sum;
             };
-            if (N * E > 600) continue;  // differences take their time
+            if (N * E > 600) continue;  // differences take too long
             EXPECT_LE(relative_error(gradient, numerical_gradient(value, to_double(scores))), 2e-5);
         }
 }
@@ -90,7 +90,7 @@ TEST(OpsBalance, ZLoss) {
     EXPECT_LE(relative_error(gradient, want), 1e-5);
 }
 
-// The rows that an expert has room for: by position or by weight.
+// An expert keeps the rows for which it has room, by position or by weight.
 TEST(OpsBalance, CapacitySlots) {
     const Tensor experts = integers({1, 0, 1, 0, 1, 2, 1, 0}, {4, 2}),
                  weights = tensor_of({.1, .9, .4, .6, .4, .6, .3, .7}, {4, 2}, DType::fp32),
@@ -104,7 +104,7 @@ TEST(OpsBalance, CapacitySlots) {
     EXPECT_EQ(to_double(row_map), (Doubles{-1, 0, 2, -1, 3, 4, -1, 1}));
 }
 
-// Larger, against the rule itself.
+// A larger case, compared with the rule itself.
 TEST(OpsBalance, CapacitySlotsOfManyRows) {
     constexpr int64_t N = 300, k = 3, E = 7, C = 100, R = N * k;
     const Tensor experts = random_integers({N, k}, -1, E - 1, 86), weights = positive({N, k}, 87),

@@ -81,7 +81,7 @@ TEST(OpsElementwise, FindsWhatIsNotFinite) {
     for (DType dtype : {DType::fp32, DType::bf16, DType::fp16, DType::e4m3, DType::e5m2})
         for (int64_t n : {1, 7, 40000})
             for (double bad : {0.0, double(INFINITY), -double(INFINITY), double(NAN)}) {
-                // e4m3 has no infinity, and the conversion to either of fp8 saturates
+                // e4m3 has no infinity, and the conversion to either fp8 format saturates.
                 const bool is_bad = bad != 0 && (dtype_bytes(dtype) > 1 || std::isnan(bad));
                 for (int64_t at : {int64_t(0), n / 2, n - 1}) {
                     Doubles x(size_t(n), 400);
@@ -90,13 +90,13 @@ TEST(OpsElementwise, FindsWhatIsNotFinite) {
                                  suspect = tensor_of(x, {n}, dtype);
                     ops::find_not_finite(found, {fine, suspect.slice(0, n), fine});
                     EXPECT_EQ(to_double(found)[0], is_bad ? 1 : 0) << dtype_name(dtype) << bad;
-                    ops::find_not_finite(found, {fine});  // what was found stays
+                    ops::find_not_finite(found, {fine});  // an earlier find stays
                     EXPECT_EQ(to_double(found)[0], is_bad ? 1 : 0);
                 }
             }
 }
 
-// op(a) op(b) + addend in double
+// Computes op(a) op(b) + addend in double precision.
 Doubles reference_matmul(const Tensor& a, bool ta, const Tensor& b, bool tb, const Doubles& addend,
                          int64_t M, int64_t N, int64_t K) {
     const Doubles x = to_double(a), y = to_double(b);
@@ -139,7 +139,7 @@ TEST(OpsMatmul, LeadingDimensionsAreRowsAndAnEmptySumIsZero) {
               1e-6);
     Tensor none = Tensor::empty({0, 4}, DType::fp32, Memory::activation),
            w = poisoned({4, 4}, DType::fp32);
-    ops::matmul(w, none, yes, none, no);  // the weight gradient of an expert that got no token
+    ops::matmul(w, none, yes, none, no);  // weight gradient of an expert without tokens
     EXPECT_EQ(to_double(w), Doubles(16, 0));
     EXPECT_THROW(ops::matmul(w, a, no, b, yes), std::logic_error);
     EXPECT_GT(ops::measure_matmul_rate(DType::fp32, 64), 1e6);
@@ -206,8 +206,8 @@ TEST(OpsAdamW, EqualsTheDocumentedUpdate) {
             }
 }
 
-// One call with a list of parameters gives the same bits as one call per parameter; one is empty,
-// one begins at an odd address.
+// One call with a list of parameters gives the same bits as one call per parameter. One parameter
+// is empty, one begins at an odd address.
 TEST(OpsAdamW, AListEqualsOneCallEach) {
     for (DType dtype : dtypes) {
         const ops::AdamWSettings settings = {0.01f, 0.9f, 0.95f, 1e-8f, 1, 0.5f};
@@ -249,7 +249,7 @@ TEST(OpsAdamW, AListEqualsOneCallEach) {
     EXPECT_EQ(to_double(total)[0], 3);
 }
 
-// The same bits with one thread and with five.
+// One thread and five threads give the same bits.
 TEST(OpsElementwise, SumsDoNotDependOnTheNumberOfThreads) {
     const int threads = omp_get_max_threads();
     std::vector<Doubles> results;

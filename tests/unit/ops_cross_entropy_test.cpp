@@ -20,7 +20,7 @@ double log_sum_exp(const double* x, int64_t V) {
 TEST(OpsCrossEntropy, LossesAndGradientInPlace) {
     for (DType dtype : {DType::fp32, DType::bf16, DType::fp16})
         for (double size : {1.0, 100.0}) {
-            // more than a GPU's blocks run at once
+            // more rows than a GPU's blocks process at once
             const int64_t rows = device_is_gpu() && size == 1 ? 150 : 2;
             for (auto [N, V] : std::vector<std::array<int64_t, 2>>{{1, 1},
                                                                    {5, 3},
@@ -66,7 +66,7 @@ TEST(OpsCrossEntropy, CentralDifferencesAndBadTargets) {
         return 0.5 * (log_sum_exp(&v[0], 7) - v[3] + log_sum_exp(&v[7], 7) - v[7 + 6]);
     };
     EXPECT_LT(relative_error(x, numerical_gradient(loss, at)), 1e-5);
-#ifndef ULTRASCALE_SIMT  // as on GPUs, the host does not see the targets
+#ifndef ULTRASCALE_SIMT  // on GPUs, too, the host does not see the targets
     if (!device_is_gpu()) {
         EXPECT_THROW(ops::cross_entropy(losses, x, integers({3, 7}, {2}), 0), std::logic_error);
     }

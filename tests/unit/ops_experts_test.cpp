@@ -1,5 +1,5 @@
-// Rows by expert and back: the sort, a token's row to its choices and their sum, SwiGLU with
-// weights.
+// Rows sorted by expert and returned: the sort, a token's row copied to its choices and their sum,
+// and SwiGLU with weights.
 #include "06_expert_parallel/kernels/ops_experts.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ TEST(OpsSortByExpert, AnyChoices) {
     expect_sorted(integers(std::vector<int32_t>(10, -1), {10, 1}), 3);   // all are dropped
     const Sorted none = sorted(integers({}, {0, 2}), 3);
     EXPECT_EQ(to_double(none.counts), (Doubles{0, 0, 0}));
-#ifndef ULTRASCALE_SIMT  // a kernel cannot say that an expert is wrong
+#ifndef ULTRASCALE_SIMT  // a kernel cannot report a wrong expert
     if (device_is_gpu()) return;
     EXPECT_THROW(sorted(integers({3}, {1, 1}), 3), std::logic_error);
     EXPECT_THROW(sorted(integers({-2}, {1, 1}), 3), std::logic_error);
@@ -77,7 +77,7 @@ TEST(OpsSortByExpert, ATokensRowForEachChoice) {
     EXPECT_EQ(to_double(rows), want);
 }
 
-// A token's row goes once to each rank that has experts of its choice, and says which.
+// A token's row goes once to each rank that has experts it chose, and names them.
 TEST(OpsExpertsByRank, ARowForEachRank) {
     for (const auto& [N, k, ranks, each] : std::vector<std::array<int64_t, 4>>{
              {1, 1, 1, 1}, {9, 2, 4, 1}, {40, 3, 2, 5}, {300, 6, 8, 8}, {0, 2, 3, 2}})
@@ -160,7 +160,7 @@ TEST(OpsSumRows, AndScatterRows) {
 
                 const Tensor got = tensor_of(Doubles(size_t(R * h), 7), {R, h}, dtype);
                 ops::scatter_rows(got, x, s.row_map);
-                EXPECT_EQ(to_double(got), scattered);  // rows that it does not name keep their 7
+                EXPECT_EQ(to_double(got), scattered);  // rows without an entry keep their 7
             }
 }
 
@@ -178,7 +178,8 @@ TEST(OpsSumRows, MistakesAreFound) {
     EXPECT_THROW(ops::scatter_rows(rows, y, integers({3, 4}, {1, 2})), std::logic_error);
 }
 
-// A router's weight before down_proj: out = w silu(gate) up, and dw = dout . silu(gate) up.
+// The router's weight is applied before down_proj: out = w silu(gate) up, and dw = dout .
+// silu(gate) up.
 TEST(OpsSwiglu, WithWeights) {
     for (const DType dtype : dtypes)
         for (const auto& [N, k, F] : sizes) {

@@ -1,4 +1,4 @@
-// Rows in another order: every dtype, rows of any size, repeated rows, addresses of any alignment.
+// Rows in another order: every dtype, rows of any size, repeated rows, any alignment.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr DType dtypes[] = {DType::fp32, DType::bf16, DType::fp16, DType::fp64, DType::int32};
 
-// Numbers that all dtypes have.
+// Returns numbers that every dtype can represent.
 Tensor numbers(const Shape& shape, DType dtype, uint64_t seed) {
     const Tensor values = random_integers(shape, -100, 100, seed);
     return dtype == DType::int32 ? values : tensor_of(to_double(values), shape, dtype);
@@ -55,8 +55,8 @@ TEST(OpsGatherRows, LongRows) {
         }
 }
 
-// Chunks of sequences, as ranks hold them, back in the sequence's order: tensors of any shape are
-// matrices whose rows are as many as there are indices, or as large as those.
+// Puts chunks of sequences, as ranks hold them, back in the sequence's order. A tensor of any shape
+// is a matrix of which either the number of rows (that of the indices) or their size is given.
 TEST(OpsGatherRows, ChunksOfFourDimensions) {
     const Tensor in = numbers({4, 2, 10, 6, 5}, DType::bf16, 54),  // (ranks, chunks, ...)
         index = integers({0, 2, 4, 6, 7, 5, 3, 1}, {8}),
@@ -75,7 +75,7 @@ TEST(OpsGatherRows, AnyAddress) {
                          to = out.slice(shift_out, 112 + shift_out);
             ops::gather_rows(to, from, index);
             EXPECT_EQ(to_double(to), gathered(from, index, 16));
-            const Doubles all = to_double(out);  // the element that is no part of it
+            const Doubles all = to_double(out);  // the element that is not part of it
             const double other = shift_out ? all.front() : all.back();
             EXPECT_TRUE(std::isnan(other) || other == 12345);
         }
@@ -87,7 +87,7 @@ TEST(OpsGatherRows, Nothing) {
     ops::gather_rows(unwritten({2, 0}, DType::fp32), unwritten({4, 0}, DType::fp32),
                      integers({1, 2}, {2}));
     const Tensor out = unwritten({1, 3}, DType::fp32);
-    ops::gather_rows(out, in, integers({3}, {1}));  // the simulated GPU wants a kernel in each test
+    ops::gather_rows(out, in, integers({3}, {1}));  // the simulated GPU needs a kernel in each test
     EXPECT_EQ(to_double(out), gathered(in, integers({3}, {1}), 3));
 }
 
@@ -100,7 +100,7 @@ TEST(OpsGatherRows, MistakesAreFound) {
     error(unwritten({1, 3}, DType::fp32), in, index);
     error(unwritten({2, 5}, DType::fp32), in, index);
     ops::gather_rows(unwritten({2, 3}, DType::fp32), in, index);
-    if (device_is_gpu()) return;  // a kernel cannot say that an index is wrong
+    if (device_is_gpu()) return;  // a kernel cannot report a wrong index
     error(unwritten({2, 3}, DType::fp32), in, integers({0, 4}, {2}));
     error(unwritten({2, 3}, DType::fp32), in, integers({-1, 0}, {2}));
 }

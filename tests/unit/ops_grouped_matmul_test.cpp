@@ -1,5 +1,5 @@
-// Products in groups against double precision: empty groups, one group with all rows, odd sizes,
-// rows of no group, gradients in bf16 and fp32 that are overwritten or added to.
+// Grouped products against double precision: empty groups, one group with all rows, odd sizes, rows
+// of no group, gradients in bf16 and fp32 that are overwritten or added to.
 #include <gtest/gtest.h>
 
 #include "06_expert_parallel/kernels/ops_experts.h"
@@ -15,7 +15,7 @@ struct Case {
     std::vector<int32_t> counts;
     int64_t out, in, unused = 0;  // rows of no group
 };
-// The first kernels for Hopper take 128 rows at a time, of 64 columns.
+// The first kernels for Hopper take 128 rows of 64 columns at a time.
 const std::vector<Case> cases = {
     {{3}, 5, 7},
     {{4, 0, 9, 1}, 16, 24, 3},

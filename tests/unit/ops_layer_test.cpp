@@ -75,13 +75,13 @@ TEST(OpsRmsNorm, ForwardAndBackward) {
             ops::rmsnorm_forward(y, rstd, x, w, float(eps));
             ops::rmsnorm_backward(dx, dw, dy, x, rstd, w);
             EXPECT_LT(relative_error(y, want_y), tolerance(dtype));
-            // a sum of h numbers, perhaps one by one
+            // rstd is a sum of h numbers, which may be added one by one.
             EXPECT_LT(relative_error(rstd, want_rstd), 1e-6 + 1e-7 * std::sqrt(double(h)));
             EXPECT_LT(relative_error(dw, want_dw), tolerance(dtype));
             const bool cancels = h == 1;  // then dx is only rounding errors
             EXPECT_LT(cancels ? 0 : relative_error(dx, want_dx), tolerance(dtype)) << N << " " << h;
 
-            // With a residual, of its own and in place.
+            // With a residual: first in a tensor of its own, then in place.
             Tensor residual = random_tensor({N, h}, dtype, 5), again = residual;
             Doubles want = to_double(residual);
             for (size_t i = 0; i < want.size(); ++i) want[i] += want_dx[i];

@@ -13,7 +13,7 @@ struct Sizes {
 const std::vector<Sizes> sizes = {{1, 1, 1, 2},   {7, 4, 2, 16},  {70, 3, 1, 64},
                                   {5, 8, 8, 128}, {9, 2, 1, 256}, {3, 1, 1, 300}};
 
-// Columns `first` .. of heads `begin` .. end - 1, as rows of D.
+// Returns columns `first` .. of heads `begin` .. end - 1, as rows of D.
 Doubles heads(const Doubles& qkv, const Sizes& s, int64_t begin, int64_t end) {
     const int64_t all = s.H + 2 * s.K;
     Doubles rows;

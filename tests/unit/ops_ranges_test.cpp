@@ -1,4 +1,4 @@
-// Operations on how large numbers are, against plain loops on the host.
+// Operations on the magnitudes of numbers, compared with plain loops on the host.
 #include "08_mixed_precision/kernels/ops_ranges.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The router: scores, choices and weights against double precision, which chooses by sorting; its
-// backward against central differences; ties, groups, biases and scores that underflow.
+// The router. Scores, choices and weights are compared with double precision, which chooses by
+// sorting, and the backward with central differences; ties, groups, biases, scores that underflow.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ Doubles scores_of(const Doubles& logits, RouterScore kind) {
     return scores;
 }
 
-// The k best experts of a token, by sorting all that its best groups have.
+// Returns the k best experts of a token, by sorting all experts of its best groups.
 std::vector<int> chosen(const Doubles& scores, const Doubles& bias, const RouterSettings& s) {
     const int E = int(scores.size()), size = E / int(s.groups);
     const auto value = [&](int e) { return scores[size_t(e)] + bias[size_t(e)]; };
@@ -145,12 +145,12 @@ TEST(OpsRouter, OfEqualScoresTheLowerIndex) {
     two[31] = two[33] = 1;
     const Tensor row = tensor_of(two, {1, E}, DType::fp32);
     EXPECT_EQ(to_double(route(row, {.top_k = 4}).experts), (Doubles{31, 33, 0, 1}));
-    // Groups of equal scores, too.
+    // Groups may have equal scores, too.
     EXPECT_EQ(to_double(route(equal, {softmax, 3, 4, 2}).experts), (Doubles{0, 1, 2, 0, 1, 2}));
 }
 
 // Negative biases make every choice score negative. Experts of other groups must then not win with
-// the 0 by which a well-known bug masks them; a bias must not enter the weights either.
+// the 0 by which a well-known bug masks them; and a bias must not enter the weights.
 TEST(OpsRouter, NegativeBiasesAndGroups) {
     const Tensor logits = tensor_of({0, 0, 0, 0, 2, 1, 2, 1}, {1, 8}, DType::fp32),
                  bias = tensor_of(Doubles(8, -3), {8}, DType::fp32);
@@ -163,7 +163,7 @@ TEST(OpsRouter, NegativeBiasesAndGroups) {
     EXPECT_EQ(to_double(route(logits, s, bias).experts), (Doubles{0, 1}));
 }
 
-// tests/reference/make_experts_reference.py made these with Hugging Face's DeepSeek-V3 router.
+// These come from Hugging Face's DeepSeek-V3 router (tests/reference/make_experts_reference.py).
 TEST(OpsRouter, ChoosesAsDeepSeekV3) {
     const auto cases = nlohmann::json::parse(test::slurp(test::reference("deepseek_router.json")));
     const auto numbers = [](const nlohmann::json& rows) {
@@ -185,7 +185,7 @@ TEST(OpsRouter, ChoosesAsDeepSeekV3) {
                                  tensor_of(c["bias"].get<Doubles>(), {E}, DType::fp32));
         const Doubles experts = to_double(got.experts), weights = to_double(got.weights),
                       want_experts = numbers(c["experts"]), want_weights = numbers(c["weights"]);
-        // A token's choices are in any order there.
+        // Hugging Face gives a token's choices in any order.
         std::map<std::pair<int64_t, double>, double> mine, theirs;
         for (size_t i = 0; i < experts.size(); ++i) {
             mine[{int64_t(i) / s.top_k, experts[i]}] = weights[i];
@@ -199,7 +199,7 @@ TEST(OpsRouter, ChoosesAsDeepSeekV3) {
     }
 }
 
-// All sigmoids underflow to 0 or nearly: weights and gradients are finite.
+// All sigmoids underflow to 0 or nearly 0; weights and gradients stay finite.
 TEST(OpsRouter, ScoresThatUnderflow) {
     const RouterSettings s = {.score = sigmoid, .top_k = 2};
     const Tensor logits = tensor_of(Doubles(8, -200), {2, 4}, DType::fp32);

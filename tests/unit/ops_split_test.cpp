@@ -85,7 +85,8 @@ TEST(OpsCrossEntropySplit, LossesAndGradientInPlace) {
                     double squares = 0;
                     for (double g : gradient) squares += g * g;
                     if (squares < 1e-20) continue;  // far from the largest logit
-                    // fp16 has steps of 6e-8 below 6e-5, where many of these gradients are.
+                    // fp16 has steps of 6e-8 below 6e-5, and many of these gradients are that
+                    // small.
                     EXPECT_LT(relative_error(logits, gradient), dtype == DType::fp32   ? 1e-5
                                                                 : dtype == DType::bf16 ? 5e-3
                                                                                        : 1e-2);
@@ -93,7 +94,7 @@ TEST(OpsCrossEntropySplit, LossesAndGradientInPlace) {
             }
 }
 
-// One shard has huge logits, another only -infinity: no overflow, no NaN.
+// One shard has huge logits, another only -infinity. Neither overflow nor NaN appears.
 TEST(OpsCrossEntropySplit, ExtremeLogits) {
     const double inf = std::numeric_limits<double>::infinity();
     const Doubles x = {1e30, 0, -inf, -inf, 3, 2, -1e30, 1e30, -inf, -inf, 1, 1};

@@ -25,7 +25,7 @@ struct Model {
     }
 };
 
-// AdamW as in PyTorch's documentation, in double, after clipping as in clip_grad_norm_.
+// AdamW as in PyTorch's documentation, in double precision, after clipping as in clip_grad_norm_.
 struct PlainAdamW {
     OptimizerOptions options;
     Doubles weight, m = Doubles(42), v = Doubles(42);
@@ -48,7 +48,7 @@ struct PlainAdamW {
     }
 };
 
-// Relative error of the fp32 weights (bf16: of the master copy) after 12 steps.
+// Returns the relative error of the fp32 weights (with bf16: of the master copy) after 12 steps.
 double error_after_steps(const OptimizerOptions& options, DType dtype, DType grad_dtype,
                          float gradient_scale, double wrong_lr = 1) {
     Model model(dtype, grad_dtype);
@@ -128,7 +128,8 @@ TEST(AdamW, StatesAppearWithTheFirstStepAndHaveTheirNames) {
     }
 }
 
-// Copying values, states and the step count to another optimizer continues bitwise.
+// After values, states and the step count are copied, another optimizer continues with the same
+// bits.
 TEST(AdamW, ContinuesFromItsStatesBitwise) {
     for (DType dtype : {DType::fp32, DType::bf16, DType::fp16}) {
         Model one(dtype), two(dtype);

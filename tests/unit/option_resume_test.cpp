@@ -1,4 +1,4 @@
-// What a run that resumes has of the options of the run so far.
+// The options that a resumed run takes over from the run so far.
 #include <gtest/gtest.h>
 
 #include "lab/options/option_list.h"
@@ -61,11 +61,11 @@ TEST(OptionResume, TakesOverWhatIsNotGiven) {
     EXPECT_EQ(run.gamma, 0.25);
     EXPECT_EQ(run.coefficient, 0);
     EXPECT_EQ(run.lr, 0.01);
-    // Its own checkpoints record the same.
+    // The checkpoints of the resumed run record the same options.
     OptionTexts now = recorded;
     now["--lr"] = "0.01";
     EXPECT_EQ(run.list.texts_of_training(), now);
-    // An option may depend on what was taken over.
+    // An option may depend on one that was taken over.
     Program again({"--gamma", "0.25"});
     again.list.resume(recorded, "DIR");
     again.list.check_effects();
@@ -90,7 +90,7 @@ TEST(OptionResume, RefusesWhatContradicts) {
     EXPECT_EQ(same.list.resume({{"--token", "10"}}, "DIR"), Lines());
 }
 
-// As on a command line, too: what was not given has no value there.
+// As on a command line, an option that was not given has no value in the recorded options.
 TEST(OptionResume, TellsWhatIsOtherFromHereOn) {
     const auto told = [](const Lines& words, const OptionTexts& recorded) {
         return Program(words).list.resume(recorded, "DIR");
@@ -104,7 +104,7 @@ TEST(OptionResume, TellsWhatIsOtherFromHereOn) {
 }
 
 // Another program's options, an option that has no effect, one that another excludes, a value that
-// is none here: nothing of it is lost without a word.
+// this program does not have: nothing is lost without a word.
 TEST(OptionResume, NamesWhatDoesNotApply) {
     Program run({"--accum", "2"});
     EXPECT_EQ(run.list.resume({{"--accum", "3"},

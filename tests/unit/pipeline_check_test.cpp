@@ -1,4 +1,4 @@
-// 05_pipeline: the checker finds what is wrong in a schedule, and says where.
+// 05_pipeline: the checker finds the fault in a schedule, and says where it is.
 #include <gtest/gtest.h>
 
 #include "05_pipeline/2_schedules/schedules.h"
@@ -15,7 +15,7 @@ std::string fault(const Schedule& schedule, double most = 1e9) {
     }
     return "";
 }
-// The same for the text of a schedule file.
+// Returns the fault in the text of a schedule file.
 std::string fault_of(const std::string& text, double most = 1e9) {
     const std::string all = fault(ScheduleReader("x", text).read(), most);
     const std::string name = "schedule file:x: ";
@@ -26,12 +26,12 @@ std::string fault_of(const std::string& text, double most = 1e9) {
 TEST(PipelineCheck, PrintsTheCircleOfWaits) {
     EXPECT_EQ(fault_of("0: F0 D0 F1 D1\n1: F0 F1 D0 D1"),
               "it hangs: rank 0 waits at D0 for D0 of rank 1, which waits at F1 for F1 of rank 0");
-    // Rank 0 waits too, but is not in the circle.
+    // Rank 0 also waits, but is not part of the cycle.
     EXPECT_EQ(fault_of("0: F0 D0 F1 D1\n1: F0 D0 F1 D1\n2: F0 F1 D0 D1"),
               "it hangs: rank 1 waits at D0 for D0 of rank 2, which waits at F1 for F1 of rank 1");
     EXPECT_EQ(fault_of("stages: 0 1\n0: F0b F0a D0b D0a"),
               "it hangs: rank 0 waits at F0b for F0a of its own");
-    // Neither of two actions that run together may wait for the other one's rank.
+    // Neither of two actions that run together may wait for the rank of the other one.
     EXPECT_EQ(fault_of("0: F0 F1+D0 D1\n1: F0 F1+D0 D1"),
               "it hangs: rank 0 waits at D0 for D0 of rank 1, which waits at F1 for F1 of rank 0");
     EXPECT_EQ(fault_of("0: F0 F1 D0 D1\n1: F0 F1+D0 D1"), "");
@@ -68,8 +68,8 @@ TEST(PipelineCheck, EveryStageIsOnOneRank) {
               "rank 0: F0b: the micro-batch belongs to the other copy of the model");
 }
 
-// Breaks every schedule in every place: takes one action out, does one twice, and puts one before
-// what it needs. All must be found.
+// Breaks every schedule at every place: removes an action, repeats one, and moves one before an
+// action that it needs. The checker must find all of these faults.
 TEST(PipelineCheck, FindsEverySingleFault) {
     int broken = 0;
     for (const std::string& name : schedule_names()) {

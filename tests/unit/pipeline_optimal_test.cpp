@@ -1,4 +1,4 @@
-// 05_pipeline: the shortest schedule, beside one that is found by trying all.
+// 05_pipeline: the shortest schedule, compared with one that is found by trying all.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -10,7 +10,7 @@ namespace ultrascale {
 using namespace ultrascale::pipeline;
 namespace {
 
-// All lists of a rank with F, B and W of three micro-batches in order.
+// Lists all orders of F, B and W on one rank, each with its micro-batches in order.
 void all_lists(int m, int room, std::vector<Action>& list, std::vector<std::vector<Action>>& all) {
     int f = 0, b = 0, w = 0;
     for (const Action& action : list) {
@@ -93,7 +93,7 @@ TEST(PipelineOptimal, FindsOutHowGoodTheRulesAre) {
         const Schedule schedule = make_schedule(name, 4, 8);
         return simulate(schedule, Costs::even(schedule, usual)).seconds;
     };
-    // With their own memory H1 and H2 are the best there is, which needs no search.
+    // With their own memory H1 and H2 are optimal, which is proven without a search.
     const OptimalSchedule as_h1 = best(4), as_h2 = best(7);
     EXPECT_TRUE(as_h1.proven && as_h2.proven);
     EXPECT_EQ(as_h1.solver + as_h2.solver, "");

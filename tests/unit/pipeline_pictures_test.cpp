@@ -1,5 +1,5 @@
-// 05_pipeline: timelines in the terminal and in pictures show every action where it was; --simulate
-// gives what the formulas say.
+// 05_pipeline: timelines in the terminal and in pictures show every action in its place. --simulate
+// agrees with the formulas.
 #include <cmath>
 #include <filesystem>
 
@@ -21,7 +21,7 @@ TEST(PipelineDrawing, TwoLinesARank) {
                             "          0011    0000221111  2222", "rank 1    ..FFDDDDFFDDDDFFDDDD",
                             "            000000111111222222"};
     EXPECT_EQ(draw_timeline(result, 0, 24), expected);
-    for (auto& rank_actions : result.ranks)  // as a clock would have measured it
+    for (auto& rank_actions : result.ranks)  // times that a clock would have measured
         for (TimedAction& timed : rank_actions) timed.begin += 1e4, timed.end += 1e4;
     EXPECT_EQ(draw_timeline(result, 0, 24), expected);
     EXPECT_EQ(draw_timeline(result, 24, 24)[2], "rank 1    .FDDFDDFDD");
@@ -35,7 +35,7 @@ TEST(PipelineDrawing, ChunksAndPairs) {
               (Lines{"rank 0    FfFdFDfDbwDD", "          001010101111"}));
 }
 
-// The action's own rectangle of a picture.
+// Returns the rectangle of the action itself in a picture.
 std::vector<Drawn> with_hint(const std::vector<Drawn>& all, const std::string& beginning) {
     std::vector<Drawn> found;
     for (const Drawn& drawn : all)
@@ -57,7 +57,7 @@ TEST(PipelinePicture, ShowsBothTimelinesOnOneScale) {
         for (const auto& rank_actions : schedule.actions) actions += rank_actions.size();
         EXPECT_EQ(with_hint(all, "as simulated ").size(), actions) << name;
         EXPECT_EQ(with_hint(all, "as it ran ").size(), actions) << name;
-        // It ran twice as slowly, and is drawn twice as wide.
+        // It ran twice as slowly, so it is drawn twice as wide.
         const std::string first = " " + to_string(schedule, 0, schedule.actions[0].front()) + ": ";
         const std::vector<Drawn> fast = with_hint(all, "as simulated" + first),
                                  slow = with_hint(all, "as it ran" + first);
@@ -89,7 +89,7 @@ TEST(PipelineScale, MessagesOfAMicroBatch) {
     EXPECT_EQ(messages("1f1b"), 2);  // an output downwards, a gradient upwards
     EXPECT_EQ(messages("interleaved"), 4);
     EXPECT_EQ(messages("zbv"), 4);
-    EXPECT_EQ(messages("dualpipe"), 2);  // of a micro-batch of either copy
+    EXPECT_EQ(messages("dualpipe"), 2);  // one for a micro-batch of either copy
     EXPECT_EQ(simulate_row("1f1b", Scale::parse("p=2,m=8,v=2")).messages, 1);
     EXPECT_EQ(simulate_row("zbv", Scale::parse("p=1,m=8,v=2")).messages, 0);
 }
@@ -102,7 +102,7 @@ TEST(PipelineScale, ScoresAScheduleOfOnesOwn) {
     scale.own = "file:" + path;
     const std::vector<ScaleRow> rows = simulate_all(scale);
     EXPECT_EQ(rows.size(), schedule_names().size() + 1);
-    EXPECT_EQ(rows.back().seconds, 13);  // as ZB-H1, in the memory of 1F1B
+    EXPECT_EQ(rows.back().seconds, 13);  // the time of ZB-H1 in the memory of 1F1B
     EXPECT_EQ(rows.back().peak, 2);
     std::filesystem::remove(path);
     EXPECT_THROW(simulate_all(scale), UserError);

@@ -1,4 +1,5 @@
-// 05_pipeline: what the generators write, beside the papers' lists and rules, and what they refuse.
+// 05_pipeline: the generators' schedules, compared with the papers' lists and rules; and what they
+// refuse.
 #include <gtest/gtest.h>
 
 #include <regex>
@@ -9,7 +10,7 @@ namespace ultrascale {
 using namespace ultrascale::pipeline;
 namespace {
 
-// One line for a rank, without the blanks between actions.
+// Writes a rank's actions in one line, without the blanks between them.
 std::string list(std::string_view name, int p, int m, int rank, ScheduleOptions options = {}) {
     std::string line = to_string(make_schedule(name, p, m, options), rank);
     std::erase(line, ' ');
@@ -28,7 +29,7 @@ TEST(PipelineSchedules, AreThoseOfThePapers) {
     // Narayanan et al. 2021, figure 4, device 1 of 4; its eight micro-batches are 1 to 8.
     EXPECT_TRUE(begins(list("interleaved", 4, 8, 0),
                        "F0aF1aF2aF3aF0bF1bF2bF3bF4aF5aF6aD0bF7aD1bF4bD2bF5bD3bF6bD0aF7bD1a"));
-    // The size of DeepSeek-V3's figure 5: 8 ranks, micro-batches 0 to 9 and 10 to 19.
+    // Of the size of DeepSeek-V3's figure 5: 8 ranks, micro-batches 0 to 9 and 10 to 19.
     const std::string dual_pipe = list("dualpipe", 8, 20, 0);
     EXPECT_TRUE(begins(dual_pipe,
                        "F0aF1aF2aF3aF4aF5aF6aF10bB10bW10bF11bB11bW11bF12bB12bW12bF13b"
@@ -46,7 +47,7 @@ TEST(PipelineSchedules, AWThatNoBPrecedesIsRefused) {
     EXPECT_EQ(actions.take().size(), 3u);
 }
 
-// What comes before a rank's first backward, and how its list goes on.
+// Counts the forwards before a rank's first backward.
 int forwards_first(const Schedule& schedule, int rank) {
     int count = 0;
     for (const Action& action : schedule.actions[size_t(rank)]) {
@@ -123,7 +124,7 @@ TEST(PipelineSchedules, RunForEverySizeTheyDoNotRefuse) {
                     Schedule schedule;
                     try {
                         schedule = make_schedule(name, p, m, options);
-                    } catch (const UserError&) {  // AreRefusedWithAReason looks at it
+                    } catch (const UserError&) {  // AreRefusedWithAReason tests it
                         EXPECT_TRUE(name == "interleaved" || name.starts_with("dualpipe")) << name;
                         continue;
                     }
@@ -180,7 +181,7 @@ TEST(PipelineSchedules, AreRefusedWithAReason) {
     EXPECT_NE(refused("2f2b", 4, 8).find("there are naive, afab, 1f1b"), std::string::npos);
 }
 
-// With the number that an error recommends, the schedule exists.
+// The schedule exists for the number that an error recommends.
 TEST(PipelineSchedules, WhatIsRecommendedWorks) {
     const std::regex number(
         "use (?:at least )?([0-9]+)(?: or ([0-9]+))?|must be at (?:least|most) "

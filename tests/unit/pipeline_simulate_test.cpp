@@ -1,5 +1,5 @@
-// 05_pipeline: the simulator beside what papers say of each schedule, in closed formulas where they
-// are exact.
+// 05_pipeline: the simulator, compared with the papers' statements on each schedule, in closed
+// formulas where they are exact.
 #include <gtest/gtest.h>
 
 #include "05_pipeline/2_schedules/schedules.h"
@@ -70,7 +70,7 @@ TEST(PipelineSimulate, BubblesAsTheFormulasSay) {
                     EXPECT_NEAR(bubble(zb_h1(p, m)), (p - 1) * (f + b - w), 1e-9);
                 }
             }
-    // ZB-H2 needs enough micro-batches; where W > F, F+B-2W is not its own bubble.
+    // ZB-H2 needs enough micro-batches; if W > F, its own bubble is not F+B-2W.
     for (const auto& [cost, own] :
          {std::pair{equal, 0.0}, {usual, 0.9}, {StageCost{1, 1.5, 2}, 0.5}})
         for (const int p : {2, 3, 4, 8, 16})
@@ -81,7 +81,7 @@ TEST(PipelineSimulate, BubblesAsTheFormulasSay) {
                 EXPECT_NEAR(h2.worst_own_bubble(), formula.own_bubble.value(), 1e-9);
                 EXPECT_NEAR(h2.mean_step_bubble(), formula.step_bubble.value(), 1e-9);
             }
-    // Those that are exact at F = B = W only.
+    // These are exact only for F = B = W.
     for (const int p : {2, 4, 8, 16})
         for (const int m : {2 * p, 4 * p}) {
             EXPECT_DOUBLE_EQ(run("zbv", p, m, equal).worst_own_bubble(), 0);
@@ -95,12 +95,13 @@ TEST(PipelineSimulate, TooFewMicroBatches) {
     EXPECT_DOUBLE_EQ(run("zb-h1", 8, 8, equal).seconds, 31);
     EXPECT_DOUBLE_EQ(run("zb-h2", 8, 8, equal).seconds, 34);
     EXPECT_DOUBLE_EQ(run("zb-h1", 8, 15, equal).seconds, run("zb-h2", 8, 15, equal).seconds);
-    // Why interleaved wants whole groups: the last one, of a single micro-batch, is waited for.
+    // This is why interleaved needs whole groups: all ranks wait for a last group of one
+    // micro-batch.
     EXPECT_DOUBLE_EQ(run(interleaved(8, 16, 2, 8), equal).mean_step_bubble(), 10.5);
     EXPECT_DOUBLE_EQ(run(interleaved(8, 17, 2, 8), equal).mean_step_bubble(), 24);
 }
 
-// What a micro-batch more costs, beyond its work.
+// Returns the time that another micro-batch costs beyond its work.
 double lost_a_micro_batch(std::string_view name, int p, double hop, StageCost cost = equal) {
     const int m = 8 * p;
     return (run(name, p, 2 * m, cost, hop).seconds - run(name, p, m, cost, hop).seconds) / m - 3;
@@ -116,7 +117,7 @@ TEST(PipelineSimulate, LatencyOfAHop) {
             EXPECT_NEAR(run("afab", p, 4, equal, hop).seconds - run("afab", p, 4, equal).seconds,
                         2 * (p - 1) * hop, 1e-9);
         }
-    // What a rank sends to itself needs no time.
+    // A rank needs no time to send to itself.
     EXPECT_NEAR(run("zbv", 1, 4, equal, 10).seconds, 12, 1e-9);
 }
 

@@ -1,5 +1,5 @@
 // 05_pipeline: how the model is cut into stages, which messages a schedule needs and when they are
-// expected, and what a rank holds meanwhile. No ranks are needed for any of it.
+// expected, and what a rank holds meanwhile. None of these tests needs several ranks.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -36,7 +36,7 @@ TEST(PipelineStages, TheLastStageGetsFewerLayers) {
     EXPECT_EQ(layers_of(cut(shape, 3, "11,11,10")), (std::vector<int64_t>{11, 11, 10}));
 }
 
-// Every way to cut few layers is tried.
+// Tries every way to cut few layers.
 TEST(PipelineStages, NoOtherCutHasACheaperSlowestStage) {
     for (const int64_t vocab : {100, 3000, 30000}) {
         LlamaConfig config = preset("nano");
@@ -76,7 +76,7 @@ TEST(PipelineStages, RefusesOtherCuts) {
 
 // ---- messages -----------------------------------------------------------------------------------
 
-// Every schedule that exists for so many ranks and micro-batches.
+// Returns every schedule that exists for p ranks and m micro-batches.
 std::vector<Schedule> schedules_of(int p, int m) {
     std::vector<Schedule> all;
     for (const std::string& name : schedule_names()) {
@@ -97,9 +97,9 @@ void for_many(const std::function<void(const Schedule&, bool post_validation)>& 
                 }
 }
 
-// Runs the ranks as the executor does, but a message goes only when its receive has been posted,
-// and whoever lets go of a tensor waits until then (a rendezvous, as NCCL's). Time does not matter:
-// if anyone can go on, he does.
+// Runs the ranks like the executor, but a message is only sent once its receive has been posted,
+// and a rank that releases a tensor waits until then (a rendezvous, as in NCCL). Time does not
+// matter: any rank that can go on does.
 TEST(PipelineMessages, NobodyWaitsForever) {
     for_many([](const Schedule& schedule, bool post_validation) {
         const MessagePlan plan(schedule, post_validation);
@@ -158,7 +158,7 @@ TEST(PipelineMessages, ReceivesAreInTheSendersOrder) {
     });
 }
 
-// What runs before the former step is confirmed are forwards that need only such forwards.
+// The forwards that run before the previous step is confirmed need only other such forwards.
 TEST(PipelineMessages, ProvisionalForwardsNeedNoOthers) {
     for_many([](const Schedule& schedule, bool post_validation) {
         const MessagePlan plan(schedule, post_validation);
@@ -213,7 +213,8 @@ TEST(PipelineMemory, MicroBatchesInFlightAreTheSchedules) {
     EXPECT_EQ(most("interleaved", 4, 8, 0), 5.5);
 }
 
-// What linears keep for their weights: per token 4 h + 2 H D + 2 K D + 3 F elements a layer.
+// The tensors that linears keep for their weights: per token 4 h + 2 H D + 2 K D + 3 F elements a
+// layer.
 TEST(PipelineMemory, BetweenTheHalvesOfBackwardALayerKeepsWhatItsLinearsNeed) {
     const LlamaConfig c = preset("nano");
     const int64_t T = 32;
@@ -222,7 +223,7 @@ TEST(PipelineMemory, BetweenTheHalvesOfBackwardALayerKeepsWhatItsLinearsNeed) {
         4 * double(T) * double(4 * c.hidden + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn);
     sizes.embedding = sizes.head = false;
     EXPECT_EQ(kept_activations(sizes).after_backward_input, double(c.layers) * layer_bytes);
-    sizes.model.recompute = Recompute::full;  // nothing else of what was computed again
+    sizes.model.recompute = Recompute::full;  // layers keep nothing else of what is computed again
     EXPECT_EQ(kept_activations(sizes).after_backward_input, double(c.layers) * layer_bytes);
     sizes.embedding = sizes.head = true;
     EXPECT_EQ(kept_activations(sizes).after_backward_input,

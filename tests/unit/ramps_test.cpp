@@ -79,7 +79,7 @@ TEST(SeqRamp, RefusesWhatItCannotRead) {
         expect_error([&] { SeqRamp(text, 10); }, "--seq-ramp " + std::string(text));
 }
 
-// Samples before the cut are read as samples of the shorter length would be: with documents, too.
+// Samples before the cut are read like samples of the shorter length, with documents, too.
 TEST(SeqRamp, CutSamplesAreShorterSamples) {
     test::TempDir dir;
     std::string text;

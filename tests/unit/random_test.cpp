@@ -12,7 +12,7 @@ namespace {
 
 using Words = std::array<uint32_t, 4>;
 
-// Random123, tests/kat_vectors, "philox4x32 10".
+// The known answers are from Random123, tests/kat_vectors, "philox4x32 10".
 TEST(Random, KnownAnswers) {
     EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}),
               (Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
@@ -24,7 +24,7 @@ TEST(Random, KnownAnswers) {
         (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-// The same numbers drawn with NumPy by tests/reference/make_reference.py.
+// NumPy drew the same numbers in tests/reference/make_reference.py.
 TEST(Random, EqualsNumPy) {
     nlohmann::json cases = nlohmann::json::parse(test::slurp(test::reference("random.json")));
     ASSERT_EQ(cases.size(), 3u);
@@ -34,8 +34,8 @@ TEST(Random, EqualsNumPy) {
         for (uint64_t i = 0; i < c["bits"].size(); ++i) {
             EXPECT_EQ(random.bits(first + i), c["bits"][i].get<uint32_t>());
             EXPECT_EQ(random.uniform(first + i), c["uniform"][i].get<float>());
-            // libm and NumPy may differ in the last bit of a double, which rarely shows after
-            // rounding to float
+            // libm and NumPy may differ in the last bit of a double, which is rarely visible after
+            // rounding to float.
             EXPECT_FLOAT_EQ(random.normal(first + i), c["normal"][i].get<float>());
         }
     }

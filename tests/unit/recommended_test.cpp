@@ -1,4 +1,5 @@
-// Errors say what would work; these numbers do, under all of the layout's conditions at once.
+// Errors say what would work. The numbers they recommend do work, under all conditions on the
+// layout at once.
 #include <gtest/gtest.h>
 
 #include <regex>
@@ -24,7 +25,7 @@ std::string error_of(const std::function<void()>& check) {
     }
     return "";
 }
-// The number that an error recommends; 0: none.
+// Returns the number that an error recommends, or 0.
 int64_t recommended(const std::string& error, const std::string& before) {
     std::smatch found;
     const std::regex number(before + "([0-9]+) would work");

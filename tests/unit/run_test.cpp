@@ -13,7 +13,7 @@ namespace {
 const LlamaConfig config{
     .layers = 1, .hidden = 16, .heads = 2, .kv_heads = 1, .head_dim = 8, .ffn = 24, .vocab = 256};
 
-// A model with state that has no gradient and to which every step adds.
+// A model and a state without a gradient, to which every step adds.
 struct Training {
     explicit Training(const Options& given)
         : options(given),
@@ -102,7 +102,7 @@ TEST(Run, ABufferIsSavedAndResumed) {
     EXPECT_EQ(second.losses.back(), at_once.losses.back());
 }
 
-// Loss and norm are those before the update that spoils a weight: only the save would notice.
+// Loss and norm are measured before the update that spoils a weight, so only saving would notice.
 TEST(Run, SavesNoWeightsThatAreNotFinite) {
     const test::TempDir dir;
     Options options;
@@ -127,7 +127,7 @@ TEST(Run, SavesNoWeightsThatAreNotFinite) {
     EXPECT_FALSE(std::filesystem::exists(dir / "saved/checkpoint-2"));
 }
 
-// A step that fp16 skips has a gradient that is not finite, and the next one may have.
+// A step that fp16 skips has a gradient that is not finite, and so may the next step.
 TEST(Run, GoesOnAfterASkippedStep) {
     Options options;
     options.steps = 2, options.verify = false;

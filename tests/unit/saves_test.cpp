@@ -1,4 +1,4 @@
-// Which checkpoints a run keeps, and which one --load means.
+// Which checkpoints a run keeps, and which one --load reads.
 #include "train/saves.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST_F(SavesOfARun, EveryNStepsTheLastTwoAreKept) {
     EXPECT_EQ(names(), (Names{"checkpoint-9", "checkpoint-12", "trainer_state.json"}));
 }
 
-// Weights that are not finite are not saved, so that those that were stay.
+// Weights that are not finite are not saved, so the previous checkpoint stays.
 TEST_F(SavesOfARun, OnlyFiniteWeights) {
     Options options;
     options.save = dir_.path(), options.save_every = 2;
@@ -83,12 +83,12 @@ TEST_F(SavesOfARun, OnlyFiniteWeights) {
     options.load = dir_ / "checkpoint-2";
     EXPECT_EQ(Saves(options, write, [] { return false; }).last_finite(), "");
     EXPECT_EQ(Saves(options, write, [] { return true; }).last_finite(), options.load);
-    options.steps = 0;  // a copy of what was loaded
+    options.steps = 0;  // copies the loaded checkpoint
     EXPECT_TRUE(Saves(options, write, [] { return false; }).at_end(0));
 }
 
-// Another run has left checkpoints and its final state in the folder, with more steps than this
-// one.
+// Another run, with more steps than this one, has left checkpoints and its final state in the
+// folder.
 TEST_F(SavesOfARun, AnotherRunsStateIsNeverTakenForThisOnes) {
     save(50, {50, 100, 150});
     save_at_end(150);
@@ -114,7 +114,7 @@ TEST_F(SavesOfARun, WhatAKilledRunLeft) {
     save(4, {4});
     EXPECT_EQ(names(), (Names{"checkpoint-2", "checkpoint-4", "latest_checkpoint"}));
 
-    // The save at the end was decided; its files have not all moved yet.
+    // The save at the end is committed, but not all of its files have moved yet.
     fs::create_directories(dir_ / ".saving");
     put(dir_ / ".saving/trainer_state.json", "{}");
     put(dir_ / ".saving/commit", "move trainer_state.json\nremove latest_checkpoint\n");

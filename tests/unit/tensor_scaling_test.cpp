@@ -1,4 +1,4 @@
-// 03_tensor_parallel: what is computed by formula and not by a run.
+// 03_tensor_parallel: results that are computed by formula, without a run.
 #include <gtest/gtest.h>
 
 #include "03_tensor_parallel/lab/linear_order.h"
@@ -25,7 +25,7 @@ TEST(TensorScaling, ParametersOfARank) {
         const LlamaConfig config = preset(name);
         EXPECT_EQ(parameters_of_rank(config, 1), parameter_count(config)) << name;
     }
-    // Llama-3-70B on 16 ranks: 8 key-value heads live twice, norms everywhere.
+    // Llama-3-70B on 16 ranks has 8 key-value heads twice, and norms on every rank.
     const LlamaConfig c = preset("llama-3-70b");
     const int64_t all = parameter_count(c), norms = c.layers * 2 * c.hidden + c.hidden,
                   keys = c.layers * 2 * c.hidden * c.kv_size();
@@ -48,7 +48,7 @@ TEST(TensorScaling, SequenceParallelismDividesWhatTensorParallelismKeeps) {
     EXPECT_LT(double(memory_of_rank(shape, 32, true).total()), 80e9);
 }
 
-// Exercise 5 of the README: tp 6 inside a node, not even tp 2 over a network.
+// Exercise 5 of the README: tp 6 is worthwhile inside a node, not even tp 2 over a network.
 TEST(TensorScaling, RatioOfAppendixA3) {
     EXPECT_NEAR(a3_ratio(6, 8192, 600e12, 400e9, 2), 0.9155, 1e-4);
     EXPECT_GT(a3_ratio(7, 8192, 600e12, 400e9, 2), 1);

@@ -15,7 +15,7 @@ TEST(Trace, ASpanKeepsANameMadeAtRunTime) {
         const OpSpan span(fmt::format("F{}", m), 1, 2, fmt::format("stage {}", m + 1));
         phase(fmt::format("B{}", m), [] {});
     };
-    work(2);  // nothing is recorded
+    work(2);  // records nothing
     trace_clear();
     trace_record(true);
     work(3);

@@ -74,7 +74,8 @@ TEST(Verify, SeesAWrongScaleLearningRateOrData) {
     expect(train(nothing, 1, 1, 1), false, true);
 }
 
-// Even if there was little to learn: no fixed bound is as wide as a quarter of the progress.
+// This holds even if there was little to learn: no fixed bound is as wide as a quarter of the
+// progress.
 TEST(Verify, SeesARunThatNeverUpdates) {
     const auto nothing = [](ModuleFactories&) {};
     for (const DType dtype : {DType::fp32, DType::bf16})
@@ -89,7 +90,7 @@ TEST(Verify, SeesARunThatNeverUpdates) {
         }
 }
 
-// Large weights and wide heads, which amplify rounding.
+// Returns a model with large weights and wide heads, which amplify rounding.
 LlamaConfig amplifying(int64_t heads, int64_t head_dim, double init_std = 0.1) {
     return {.layers = 2,
             .hidden = 512,
@@ -128,8 +129,8 @@ TEST(Verify, MeasuresWhereACorrectRunMissesTheFloor) {
         train(linear<SlightlyWrong>("layers.1.mlp.gate_proj.weight"), 1, 1, 0, sensitive).verified);
 }
 
-// Even larger weights: rounding alone moves the first gradient beyond its fixed bound. How large
-// they must be for that depends on the order in which a device adds.
+// With even larger weights, rounding alone moves the first gradient beyond its fixed bound. How
+// large they must be for that depends on the order in which a device adds.
 TEST(Verify, MeasuresTheFirstGradientsBound) {
     const auto nothing = [](ModuleFactories&) {};
     Setting sharp{.steps = 1};
@@ -144,7 +145,8 @@ TEST(Verify, MeasuresTheFirstGradientsBound) {
     EXPECT_FALSE(train(nothing, 1.01, 1, 0, sharp).verified);
 }
 
-// bf16, large weights, wide heads and a high learning rate: two correct runs diverge arbitrarily.
+// With bf16, large weights, wide heads and a high learning rate, two correct runs diverge
+// arbitrarily.
 TEST(Verify, SaysWhereItCannotTell) {
     const Setting chaotic{
         .config = amplifying(2, 256), .dtype = DType::bf16, .lr = 2e-2, .steps = 6};
