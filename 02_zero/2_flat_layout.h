@@ -39,8 +39,6 @@ struct FlatUnit {
     std::string name;           // the unit's, or "model"
     const Communicator* group;  // each of its ranks has one shard
     std::vector<Segment> segments;
-    // Further groups over which the gradients of all its parameters are summed.
-    std::vector<std::string> replica_groups;
     int64_t numel = 0;   // elements of its parameters
     int64_t padded = 0;  // elements of its flat tensor
     int64_t shard = 0;   // elements of a shard: padded / n
@@ -57,9 +55,6 @@ public:
                 if (flat_of_.contains(parameter)) continue;
                 FlatUnit& flat = flat_for(unit, *parameter, mesh);
                 flat_of_[parameter] = size_t(&flat - flats_.data());
-                std::erase_if(flat.replica_groups, [&](const std::string& group) {
-                    return !contains(parameter->replica_groups, group);
-                });
                 flat.segments.push_back({parameter, flat.numel});
                 flat.numel += parameter->local_numel();
             }
@@ -134,14 +129,21 @@ public:
         return items;
     }
 
-    // Further groups over which a parameter's gradient is summed, but not those of all others in
-    // its flat tensor.
-    std::vector<std::string> own_groups(const Parameter& parameter) const {
-        std::vector<std::string> groups = parameter.replica_groups;
-        std::erase_if(groups, [&](const std::string& group) {
-            return contains(flats_[flat_of(parameter)].replica_groups, group);
-        });
+    // Further groups over which gradients are summed: those of all parameters of a flat tensor, and
+    // those that a parameter has besides.
+    std::vector<std::string> replica_groups(size_t u) const {
+        std::vector<std::string> groups = flats_[u].segments.front().parameter->replica_groups;
+        for (const FlatUnit::Segment& segment : flats_[u].segments)
+            std::erase_if(groups, [&](const std::string& group) {
+                return !contains(segment.parameter->replica_groups, group);
+            });
         return groups;
+    }
+    static std::vector<std::string> besides(const std::vector<std::string>& groups,
+                                            const Parameter& parameter) {
+        std::vector<std::string> own = parameter.replica_groups;
+        std::erase_if(own, [&](const std::string& group) { return contains(groups, group); });
+        return own;
     }
 
 private:
@@ -159,8 +161,7 @@ private:
         }
         flats_.push_back({.unit = unit,
                           .name = cut_ == Cut::unit ? unit->name : "model",
-                          .group = &data_group(mesh, parameter),
-                          .replica_groups = parameter.replica_groups});
+                          .group = &data_group(mesh, parameter)});
         return flats_.back();
     }
 

@@ -159,11 +159,11 @@ protected:
     }
     void sum_over_replica_groups(size_t u, const Tensor& gradients, const Range& range) const {
         const TraceName name = name_of(u);
+        const std::vector<std::string> of_all = layout_.replica_groups(u);
         for (const auto& [parameter, begin, at] : layout_.pieces(u, range))
-            for (const std::string& group : layout_.own_groups(*parameter))
+            for (const std::string& group : FlatLayout::besides(of_all, *parameter))
                 mesh_.group(group).all_reduce(gradients.slice(at.begin, at.end));
-        for (const std::string& group : layout_[u].replica_groups)
-            mesh_.group(group).all_reduce(gradients);
+        for (const std::string& group : of_all) mesh_.group(group).all_reduce(gradients);
     }
 
     // ---- This rank's shards (stages 1 to 3) ----------------------------------------------------

@@ -94,10 +94,11 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
         else if (gathers > 0)
             p.add(ranks, Collective::all_gather, gathers, gathers * padded * value_bytes);
         const Range summed = zero.stage == 0 ? layout.whole(u) : layout.shard_of(u, ranks.rank());
-        for (const std::string& group : layout[u].replica_groups)
+        const std::vector<std::string> of_all = layout.replica_groups(u);
+        for (const std::string& group : of_all)
             p.add(mesh.group(group), Collective::all_reduce, 1, summed.size() * grad_bytes);
         for (const auto& [parameter, begin, at] : layout.pieces(u, summed))
-            for (const std::string& group : layout.own_groups(*parameter))
+            for (const std::string& group : FlatLayout::besides(of_all, *parameter))
                 p.add(mesh.group(group), Collective::all_reduce, 1, at.size() * grad_bytes);
     }
 }
