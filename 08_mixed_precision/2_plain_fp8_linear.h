@@ -64,8 +64,7 @@ public:
     // dW += dy^T x
     void add_weight_gradient(const Tensor& dy, const Tensor& x, Context& context) override {
         const TraceName pass(TraceName::pass, "dW");
-        const Tensor before =
-            begin_contributions(parameters_);  // from other micro-batches; may be empty
+        const Tensor before = begin_contributions(parameters_);  // earlier micro-batches' sum
         ops::matmul_fp8(stacked_grads(parameters_), rounded_transposed(dy, DType::e5m2),
                         rounded_transposed(x, DType::e4m3), {}, before);
         for (Parameter* parameter : parameters_) context.contributed(*parameter);

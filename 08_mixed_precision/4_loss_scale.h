@@ -103,8 +103,8 @@ private:
     LossScaleOptions options_;
     double scale_;
     int64_t good_steps_ = 0;
-    Tensor state_,
-        found_;  // (2): the scale, and the good steps since it changed; (1): whether one was found
+    // (2): the scale, and the good steps since it changed; (1): not 0 after an overflow.
+    Tensor state_, found_;
     std::vector<int64_t> skipped_;
 };
 

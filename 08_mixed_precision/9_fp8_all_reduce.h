@@ -117,9 +117,8 @@ private:
 
     SumScaling scaling_;
     double mu_;
-    int64_t counted_ = 0,
-            elements_ = 0;      // the last step's sums at the largest number; all its sums
-    Tensor state_, saturated_;  // (1) mu; (1) counted so far
+    int64_t counted_ = 0, elements_ = 0;  // the last step's saturated sums; all its sums
+    Tensor state_, saturated_;            // (1) mu; (1) counted so far
 };
 
 }  // namespace ultrascale::mixed_precision

@@ -48,8 +48,7 @@ inline std::optional<Fewer> as_fast_with_fewer(const PlanFor& what, double mfu, 
     Planner planner(what);
     planner.set_gpus(even);
     const Planned reference = planner.plan();
-    constexpr double noise =
-        0.05;  // variation of what a layout reaches, from one number to the next
+    constexpr double noise = 0.05;  // between layouts on similar numbers of GPUs
     if (reference.fit.empty()) return {};
     const double reached = planner.mfu(reference.fit.front());
     if (mfu >= (1 - noise) * reached) return {};

@@ -31,12 +31,11 @@ struct PublishedRow {
     std::string name;
     StepShape shape;
     Plan plan;
-    double mfu = 0;       // %; 0: the seconds of a step are published instead
-    double seconds = 0;   // a step's
-    bool causal = false;  // the published MFU counts half of attention's scores
-    bool looks_up =
-        false;  // the published MFU counts no product for the embedding, which looks rows up
-    double memory_gb = 0;  // the first rank's, in 2^30 bytes; 0: not published
+    double mfu = 0;         // %; 0: the seconds of a step are published instead
+    double seconds = 0;     // a step's
+    bool causal = false;    // the published MFU counts half of attention's scores
+    bool looks_up = false;  // it counts no product for the embedding, a look-up
+    double memory_gb = 0;   // the first rank's, in 2^30 bytes; 0: not published
     Program program = Program::ours;
     const char* hardware = "h100";
     bool hides_experts = false;  // one micro-batch's rows travel while another one computes

@@ -79,7 +79,7 @@ public:
         if (cublasLtMatmulAlgoGetHeuristic(cublas_handle(), operation_, b_, a_, d_, d_, preference,
                                            int(proposals.size()), proposals.data(),
                                            &found) != CUBLAS_STATUS_SUCCESS)
-            found = 0;  // cuBLAS refuses so if it has no kernel
+            found = 0;  // cuBLAS refuses products for which it has no kernel
         cublas_check(cublasLtMatmulPreferenceDestroy(preference));
         proposals.resize(size_t(found));
         std::erase_if(proposals,
