@@ -1,6 +1,6 @@
-// What stages 2 and 3 hold besides their shards, and how often they communicate: walks through a
-// rank's passes as 5_zero2.h and 6_zero3.h do, with bytes instead of tensors. It works for any
-// order of passes: several micro-batches may be in flight, and a backward may be split (05).
+// Computes what stages 2 and 3 hold besides their shards, and how often they communicate. It walks
+// through a rank's passes as 5_zero2.h and 6_zero3.h do, with bytes instead of tensors, and works
+// for any order of passes: several micro-batches may be in flight, a backward may be split (05).
 //
 //     before a pass    stage 3: + the whole parameters that it and the next passes read
 //                      + a buffer for the unit's gradients, if the pass adds to them

@@ -130,8 +130,7 @@ inline void print_inputs(Report& report, StepShape shape, const ContextOptions& 
         std::string line = fmt::format("  {:>10}", shape.seq);
         for (const ContextOptions& with : columns) {
             const int64_t all = largest_memory(shape, with).total();
-            const double inputs =
-                             std::min(layer_inputs(shape, with), 9e18),  // rounded as totals are
+            const double inputs = std::min(layer_inputs(shape, with), 9e18),  // as for totals
                 others = std::max(double(all - fixed_bytes(shape)) - inputs, 0.0);
             line += fmt::format("{:>12} {:>10} {:>10} {:<8}", format_bytes(inputs),
                                 format_bytes(others), format_bytes(double(all)),
