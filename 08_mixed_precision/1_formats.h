@@ -16,8 +16,7 @@
 //     code      0 0011 101    stands for 1.625 x 2^-4 = 0.1016
 //
 // The exponent field 0 is for numbers below the least power of two. They have no leading 1 (they
-// are subnormal), and the smallest one is 0. The largest codes are infinity and NaN; e4m3 has only
-// a NaN.
+// are subnormal), and end in 0. The largest codes are infinity and NaN; e4m3 has only a NaN.
 //
 // common/core/float_formats.h encodes and decodes numbers, once for all formats. Codes are in the
 // order of the numbers, so rounding is integer arithmetic. This file takes codes apart. Formats of
@@ -50,7 +49,7 @@ void for_each_format(Visit&& visit) {
     visit.template operator()<formats::E4m3>("e4m3");
 }
 
-// The format's largest number, its smallest ones, and the distance from 1 to the next number.
+// The format's largest number, its smallest normal and subnormal ones, and the step from 1 up.
 template <class F>
 struct FormatLimits {
     static constexpr double largest = F::largest(), smallest_normal = F::smallest_normal(),

@@ -37,9 +37,9 @@
 
 namespace ultrascale::mixed_precision {
 
-// The numbers that the linears' products multiply: plain: the activations' dtype. The others are
-// fp8, with scales of the whole tensor, measured now (tensor) or in earlier steps (delayed); of
-// each row; of tiles and blocks.
+// The operands of the linears' products. plain: in the activations' dtype. The others: in fp8, with
+// scales of the whole tensor, measured now (tensor) or in earlier steps (delayed); of each row; of
+// tiles and blocks.
 enum class Products { plain, tensor, delayed, row, tile };
 
 struct Recipe {

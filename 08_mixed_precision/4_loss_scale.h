@@ -57,7 +57,7 @@ public:
     bool scaled() const { return options_.scaled; }
     double scale() const { return scale_; }
 
-    // Comes after backward and the sum over ranks: finds out whether any gradient of any rank is
+    // Called after backward and the sum over ranks: finds out whether any gradient of any rank is
     // infinite or NaN. The host does not wait for the answer; the update reads skip() on the
     // device.
     void agree(const std::vector<std::vector<Tensor>>& gradients, const Communicator& ranks) {
@@ -71,7 +71,7 @@ public:
     Tensor skip() const { return found_; }
     bool skips() const { return found_ && found_.to_host<int32_t>()[0] != 0; }  // the host waits
 
-    // Comes after the step: sets the next step's scale. Returns whether this step was skipped.
+    // Called after the step: sets the next step's scale. Returns whether this step was skipped.
     bool end_step(int64_t step) {
         if (!scaled()) return false;
         const bool skipped = skips();

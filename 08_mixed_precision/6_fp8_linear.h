@@ -16,8 +16,8 @@
 // communicates around multiply(), multiply_backward() and add_weight_gradient(). Then W, and x or
 // dy, are this rank's parts, and a measured scale is that of the part. It is at most the whole
 // tensor's scale, so the rounding differs from one device's, but is no worse, and no amax is sent.
-// Tiles and blocks are the same if parts are multiples of 128; delayed scales are, if ranks agree
-// on the amax.
+// The scales of tiles and blocks are one device's if parts are multiples of 128, and so are delayed
+// scales if ranks agree on the amax.
 #pragma once
 
 #include <memory>

@@ -88,7 +88,7 @@ public:
     std::span<StoredParameter> linears() { return std::span(held_).first(linears_); }
     std::span<StoredParameter> rest() { return std::span(held_).subspan(linears_, rest_); }
 
-    // Comes after ParameterList::begin_gradients(). Backward adds to the accumulated gradients, if
+    // Called after ParameterList::begin_gradients(). Backward adds to the accumulated gradients, if
     // there are any. A sum of one term needs none: backward writes it rounded.
     void begin_step() {
         for (StoredParameter& h : held_) {
@@ -96,7 +96,7 @@ public:
             h.parameter->grad = h.rounds() && one_term ? h.gradient : h.sum();
         }
     }
-    // Comes after the micro-batches: rounds the accumulated gradients to the format in which ranks
+    // Called after the micro-batches: rounds the accumulated gradients to the format in which ranks
     // sum them.
     void round_gradients() {
         for (StoredParameter& h : held_) {

@@ -75,7 +75,7 @@ public:
         }
     }
 
-    // Comes after the step, when the host waits anyway: adapts mu.
+    // Called after the step, when the host waits anyway: adapts mu.
     void end_step() {
         if (!saturated_) return;
         counted_ = saturated_.to_host<int32_t>()[0];

@@ -60,7 +60,7 @@ public:
     void when_built(const std::string& name, std::function<void(Fp8Linear&)> connect) {
         connections_.emplace_back(name, std::move(connect));
     }
-    // Comes after the model is built: connects the parts, and allocates scales and the histories'
+    // Called after the model is built: connects the parts, and allocates scales and the histories'
     // buffers.
     void allocate(ParameterList& parameters) {
         for (const auto& [name, connect] : std::exchange(connections_, {}))

@@ -61,7 +61,7 @@ public:
         optimizer.step(lr, squared_norm, loss_scale.skip());
         round_those_left();
     }
-    // Comes after the update, when the host waits anyway. Returns whether the update was skipped.
+    // Called after the update, when the host waits anyway. Returns whether the update was skipped.
     bool end_step(int64_t step, const Mesh& mesh) {
         linears.histories().end_step(mesh.group("dp"));
         fp8_sum.end_step();
@@ -107,7 +107,7 @@ public:
         }
         weights_from_masters();
     }
-    // Comes after the states were read.
+    // Called after the states were read.
     void resume(int64_t steps) {
         optimizer.set_steps_done(steps);
         loss_scale.resume();
