@@ -49,8 +49,9 @@ public:
     // True in a new run, which has no history: its first step is rounded with measured scales.
     bool is_empty() const { return position_ == 0; }
 
-    // Called after a step. Ranks hold copies of the scales, so they agree on the largest magnitudes.
-    // `ranks` are those with other samples, and those with other parts of the same tensors (tp).
+    // Called after a step. Ranks hold copies of the scales, so they agree on the largest
+    // magnitudes. `ranks` are those with other samples, and those with other parts of the same
+    // tensors (tp).
     void end_step(const Communicator& ranks) {
         if (dtypes_.empty()) return;
         if (ranks.size() > 1) ranks.all_reduce(amax_, Reduce::max);

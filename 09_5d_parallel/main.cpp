@@ -31,7 +31,8 @@ void run_pipeline(Step& step, Executor& executor, Updater& updates) {
 // One training step. The techniques communicate inside these calls: layers in forward and backward
 // (03, 04, 06), stages in the executor (05). Gradients are summed during backward, by the hooks of
 // `updates` (01, 02). Each of schedule.copies() copies of the model (DualPipe has two) takes its
-// part of the micro-batches.
+// part of the micro-batches. Experts may count the step's choices first, but only without a
+// pipeline: then chunk(0) is the whole model.
 void train_step(Step& step, Composition& all) {
     Updater& updates = *all.updates;
     updates.begin_step(step.accumulated / all.schedule.copies());

@@ -122,8 +122,8 @@ private:
 
     // Adds the time of the sums of gradients and the gathers of weights; returns the number of
     // parameters that the rank updates. A sum runs under the last backward, a gather under the next
-    // step's first forward, unit by unit. A unit's computation hides only the communication of
-    // other units, so at least one unit's is waited for. Communication that is hidden slows the
+    // step's first forward, unit by unit. A unit's computation hides only the communication of the
+    // units before it, so at least one unit's is waited for. Communication that is hidden slows the
     // pass. (Interleaved chunks end one after the other, p micro-batches apart.) ZeRO-0's units are
     // buckets of so many bytes, ZeRO's are the layers. ZeRO-2 sums after each micro-batch; ZeRO-3
     // also gathers for each, in both passes.

@@ -17,7 +17,7 @@ inline constexpr int64_t nearest_tries = 1000;
 inline int64_t nearest_that_fits(const PlanFor& what) {
     Planner planner(what);
     const StepShape& shape = what.shape;
-    // The bytes that persist, on so many GPUs: no layout divides them further.
+    // The bytes that persist: no layout divides them among more than all GPUs.
     const double all = double(parameter_count(shape.config)) *
                        double(dtype_bytes(shape.model.dtype) + dtype_bytes(shape.grad_dtype) +
                               optimizer_bytes(shape.model.dtype));
@@ -48,7 +48,7 @@ inline std::optional<Fewer> as_fast_with_fewer(const PlanFor& what, double mfu, 
     Planner planner(what);
     planner.set_gpus(even);
     const Planned reference = planner.plan();
-    constexpr double noise = 0.05;  // between layouts on similar numbers of GPUs
+    constexpr double noise = 0.05;  // of the MFU, between similar numbers of GPUs
     if (reference.fit.empty()) return {};
     const double reached = planner.mfu(reference.fit.front());
     if (mfu >= (1 - noise) * reached) return {};
