@@ -20,7 +20,7 @@ struct PrecisionOptions {
     DType gradient_format = DType::e5m2;  // dy's; x and W are e4m3
     int64_t history = 1024;               // delayed scaling: steps
     int margin = 0;                       // delayed scaling: 2^margin of headroom
-    bool powers_of_two = false;           // of scales: rounded up to one
+    bool powers_of_two = false;           // rounds scales up to powers of two
     FastSums fast = FastSums::by_recipe;
     bool keep_fp8 = false;  // keep the linears' and SwiGLU's inputs in 8 bits
     bool unfused = false;   // do not fuse as in 7_fused_quantisation.h

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int block = 128;  // k that share a scale, and columns of B; also k in a tile's row
-constexpr int parts = tile_columns / block;  // of a tile, one after the other through P
+constexpr int parts = tile_columns / block;  // parts of a tile, one after the other through P
 constexpr int stages = 4;
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;
