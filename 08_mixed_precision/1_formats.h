@@ -20,8 +20,7 @@
 //
 // common/core/float_formats.h encodes and decodes numbers, once for all formats. Codes are in the
 // order of the numbers, so rounding is integer arithmetic. This file takes codes apart. Formats of
-// 8 bits and fewer need a scale (2_plain_fp8_linear.h): mxfp8 and nvfp4 bring one for every 32 or
-// 16 numbers.
+// 8 bits and fewer need a scale (2_plain_fp8_linear.h): mxfp8 has one for 32 numbers, nvfp4 for 16.
 //
 // The playbook, "Mixed precision training"; Micikevicius et al. 2022 (arXiv 2209.05433); OCP's
 // Microscaling Formats specification 1.0.

@@ -26,8 +26,7 @@
 //
 // Tensor cores want both 8-bit operands in rows along the dimension that is summed: matmul_fp8(d,
 // a, b) computes d = a b^T. Forward has this form already; dx needs W transposed, and dW needs both
-// dy and x transposed. With one scale for the tensor, a transposed copy holds the same 8-bit
-// numbers.
+// dy and x transposed. With one scale for the tensor, a transposed copy holds the same numbers.
 //
 // Linear (model/parts.h) does the rest, in 16 bits: its forward calls multiply() and keeps x; its
 // backward calls multiply_backward(), keeps dy, and passes both to add_weight_gradient(). All that

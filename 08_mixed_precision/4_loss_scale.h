@@ -3,9 +3,8 @@
 //     loss * S -> backward -> gradients * S -> sum over ranks -> / S -> norm, clip, update
 //
 // fp16's smallest number is 2^-24, and a gradient below half of that becomes 0. Backward is linear:
-// multiplying the loss by S multiplies every gradient on the way by S. As S is a power of two, no
-// bit of a mantissa changes. Above 65,504 a gradient becomes infinite; then S was too large, and
-// the step is skipped:
+// multiplying the loss by S multiplies every gradient on the way by S, and a power of two changes
+// no bit of a mantissa. A gradient above 65,504 becomes infinite; then the step is skipped. S is
 //
 //     dynamic    S starts at 2^16, doubles after 2,000 steps without overflow, and halves at each
 //                overflow, down to 1. (Without a floor, a model that overflows for another reason
@@ -16,8 +15,7 @@
 //
 // The ranks must agree before any of them updates: otherwise a rank whose gradients overflowed
 // would skip the step and the others would not, and from then on they would train different models.
-// The order matters, too: clipping compares the norm with a limit, so gradients must be unscaled
-// before.
+// The order matters, too: gradients must be unscaled before their norm is compared with a limit.
 //
 // Micikevicius et al. 2018, Mixed Precision Training (arXiv 1710.03740), section 3.2; the dynamic
 // scale is NVIDIA's (PyTorch's GradScaler).
@@ -57,7 +55,7 @@ public:
     bool scaled() const { return options_.scaled; }
     double scale() const { return scale_; }
 
-    // Called after backward and the sum over ranks: finds out whether any gradient of any rank is
+    // Called after backward and the sum over ranks: finds out whether any rank's gradient is
     // infinite or NaN. The host does not wait for the answer; the update reads skip() on the
     // device.
     void agree(const std::vector<std::vector<Tensor>>& gradients, const Communicator& ranks) {

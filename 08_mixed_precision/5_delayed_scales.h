@@ -1,7 +1,6 @@
 // Delayed scales: a tensor's scale is computed from the amax of earlier steps, while the plain
-// linear (2_plain_fp8_linear.h) measures it. So the tensor is read once instead of twice, and
-// training is 1 % faster (`te` beside `tensor`, 8 layers of Llama-3-8B, H100). But a new peak
-// saturates.
+// linear (2_plain_fp8_linear.h) measures it. So the tensor is read only once, and training is 1 %
+// faster (`te` beside `tensor`, 8 layers of Llama-3-8B, H100). But a new peak saturates.
 //
 //     current   scale = amax(x) / 448             x is read twice: for its amax, and to be rounded
 //     delayed   scale = max(history) / 448        x is read once; meanwhile its amax is found, for
@@ -49,9 +48,8 @@ public:
     // True in a new run, which has no history: its first step is rounded with measured scales.
     bool is_empty() const { return position_ == 0; }
 
-    // Called after a step. Ranks hold copies of the scales, so they agree on the largest
-    // magnitudes. `ranks` are those with other samples, and those with other parts of the same
-    // tensors (tp).
+    // Called after a step: ranks hold copies of the scales, so they agree on the amax. `ranks` have
+    // other samples, or other parts of the same tensors (tp).
     void end_step(const Communicator& ranks) {
         if (dtypes_.empty()) return;
         if (ranks.size() > 1) ranks.all_reduce(amax_, Reduce::max);
@@ -66,8 +64,7 @@ public:
         if (next_) position_ = int64_t(next_.to_host<float>()[0]);
     }
 
-    // cuBLAS reads a scale only from a multiple of 16 bytes, so each takes the room of four
-    // numbers.
+    // cuBLAS reads a scale only from a multiple of 16 bytes, the room of four numbers.
     static constexpr int64_t stride = 4;
 
 private:

@@ -116,8 +116,7 @@ public:
     const Fp8Shared& shared() const { return *shared_; }
     const Rounding& input_rounding() const { return x_; }
     DType activations() const { return shared_->options.recipe.activations; }
-    // Passes dy's scale (1) to the next backward, computed from its largest magnitude, which is
-    // known.
+    // Computes dy's scale (1) from its largest magnitude, which is known, for the next backward.
     void hand_gradient_amax(const Tensor& amax) {
         handed_gradient_scale_ = Tensor::empty({1}, DType::fp32, Memory::workspace);
         ops::scale_of_amax(handed_gradient_scale_, amax, dy_.dtype(),

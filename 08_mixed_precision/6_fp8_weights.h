@@ -1,7 +1,6 @@
 // A linear's weights, as its products read them. The plain linear rounds them twice a micro-batch,
 // for y and, transposed, for dx. Here the second rounding reuses the first one's scale; a linear
-// that multiplies several times holds the rounded weights; and a recipe may keep weights in 8 bits
-// for good:
+// that multiplies several times holds the rounded weights; and a recipe may keep them in 8 bits:
 //
 //     weights in bf16       2 bytes    rounded for each product
 //     weights in e4m3       1 byte     rounded once a step, from the master weights, by the update

@@ -11,8 +11,7 @@
 // shows what it costs.
 //
 // x, the logits and the weights stay in bf16, so a tied embedding works as before; each product
-// rounds its operands. If the loss is computed in chunks of tokens, the weights are rounded once
-// for all chunks.
+// rounds its operands. If the loss comes in chunks of tokens, weights are rounded once for all.
 //
 // DeepSeek-V3 Technical Report, section 3.3.1 (arXiv 2412.19437), keeps its head in bf16.
 #pragma once

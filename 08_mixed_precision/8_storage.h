@@ -5,8 +5,7 @@
 //     linears   [q k v o gate up down, layer 0 | layer 1 | ...]     one flat tensor for each column
 //     the rest  [embedding | norms | head]                          of the recipe's table
 //
-// Neighbours in the model are neighbours in memory, because the products of stacked weights need
-// it.
+// Neighbours in the model are neighbours in memory, as products of stacked weights need it.
 //
 // A tensor in fp8, and master weights and moments in fp16, stand for scale * tensor, with one scale
 // a parameter. (The second moment is as small as the gradient's square, 1e-12 and less: without a
@@ -96,8 +95,7 @@ public:
             h.parameter->grad = h.rounds() && one_term ? h.gradient : h.sum();
         }
     }
-    // Called after the micro-batches: rounds the accumulated gradients to the format in which ranks
-    // sum them.
+    // Called after the micro-batches: rounds accumulated gradients to the format that ranks sum.
     void round_gradients() {
         for (StoredParameter& h : held_) {
             const bool summed = h.parameter->grad.data() == h.sum().data();

@@ -20,8 +20,7 @@ public:
         : Fp8Linears(std::make_shared<Fp8Shared>(options)) {}
     explicit Fp8Linears(std::shared_ptr<Fp8Shared> shared) : shared_(std::move(shared)) {}
 
-    // Makes a model's linears multiply in fp8, whatever is wrapped around them, and with --head fp8
-    // a plain head, too.
+    // Makes a model's linears multiply in fp8, whatever wraps them, and with --head fp8 its head.
     void add_to(ModuleFactories& factories) {
         if (!shared_->options.recipe.fp8()) return;
         factories.gemm = [this](ParameterList&, const ModulePath&, std::vector<Parameter*> rows,
@@ -60,8 +59,7 @@ public:
     void when_built(const std::string& name, std::function<void(Fp8Linear&)> connect) {
         connections_.emplace_back(name, std::move(connect));
     }
-    // Called after the model is built: connects the parts, and allocates scales and the histories'
-    // buffers.
+    // Called after the model is built: connects the parts, allocates scales and history buffers.
     void allocate(ParameterList& parameters) {
         for (const auto& [name, connect] : std::exchange(connections_, {}))
             if (Fp8Linear* linear = find(name)) connect(*linear);

@@ -45,8 +45,7 @@ public:
         model.parameters().begin_gradients(micro_batches);
         storage.begin_step();
     }
-    // Rounds the gradients of the whole step to the format that is sent, and sums them over the
-    // ranks.
+    // Rounds the step's gradients to the format that is sent, and sums them over the ranks.
     void sum_gradients(const Mesh& mesh) {
         explain("gradients: rounded to what is sent, and summed over dp");
         phase("sum gradients", [&] { sum_rounded_gradients(mesh.group("dp")); });
@@ -83,8 +82,7 @@ public:
         else
             for (size_t i = 0; i < weights.size(); ++i)
                 draw(**(parameters.begin() + std::ptrdiff_t(i)), 0, weights[i].tensor, from.seed);
-        // All recipes begin with weights that their activations' dtype can hold, as 00_single_gpu
-        // does.
+        // As in 00_single_gpu, all begin with weights that their activations' dtype can hold.
         for (TensorPart& weight : weights) {
             check_range(weight, from.load);
             const Tensor narrow =

@@ -120,8 +120,7 @@ private:
         return factories;
     }
     // The tokens of a micro-batch that this rank routes to experts. Context parallelism leaves it a
-    // part of each sequence; sequence parallelism deals out the tokens of that part to the ranks of
-    // tp.
+    // part of each sequence; sequence parallelism deals out that part's tokens to the ranks of tp.
     SharedTokens shared_tokens() const {
         const bool rows = techniques.tensor.sequence_parallel;
         const Communicator& ranks = rows ? mesh.group({"cp", "tp"}) : mesh.group("cp");

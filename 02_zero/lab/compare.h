@@ -17,8 +17,7 @@ struct Variant {
     std::string name;
     ZeroOptions zero;
 };
-// The stages to compare; if the options ask for them, also offloaded ones, and stage 3's other ways
-// to gather.
+// The stages, and if the options ask for them offloaded ones and stage 3's other ways to gather.
 inline std::vector<Variant> variants_of(const ZeroOptions& given) {
     ZeroOptions plain = given;
     plain.offload = plain.keep_gathered = false, plain.cut = Cut::unit;
@@ -90,8 +89,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         bool same = counted_as_predicted(predicted.communication, m.steps, m.counts) &&
                     held_as_predicted(want, held) && held[int(Memory::host)] == want.host &&
                     gathered == want.peak_communication;
-        // The elements sent, in units of Psi, for parameters as for gradients, whatever their
-        // dtypes.
+        // The elements sent, in units of Psi, whatever the dtypes of parameters and gradients.
         double psis = 0;
         for (size_t k = 0; k < collective_kinds; ++k) {
             const bool values = Collective(k) == Collective::all_gather;

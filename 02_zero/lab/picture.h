@@ -1,5 +1,4 @@
-// --svg: stages.svg, which shows what a rank holds and sends with each stage, as --compare measured
-// it.
+// --svg: draws stages.svg, what a rank holds and sends according to --compare.
 #pragma once
 
 #include <fmt/format.h>

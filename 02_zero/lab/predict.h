@@ -1,5 +1,4 @@
-// Predicts by formula what a stage holds and communicates: from the layout, without running
-// anything.
+// Predicts what a stage holds and communicates by formula, from the layout alone.
 #pragma once
 
 #include <ranges>

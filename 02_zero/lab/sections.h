@@ -109,8 +109,7 @@ inline TrainingSetup setup(Llama& model, Updater& updater, const Options& option
     return what;
 }
 
-// Prints all of the report but verification. Returns false if something differs from its
-// prediction.
+// Prints all of the report but verification. Returns false if a prediction is not met.
 inline bool print_sections(Report& report, const Run& run, const Prediction& predicted,
                            const Options& options, const StepShape& shape, const ZeroOptions& zero,
                            const Occupancy& early, Updater& updater,

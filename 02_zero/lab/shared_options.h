@@ -7,8 +7,7 @@
 
 namespace ultrascale::zero {
 
-// Adds the options of stages 1 to 3 that hold in every composition. compare: each stage runs in
-// turn.
+// Adds the options of stages 1 to 3 that every composition has. compare: all stages run in turn.
 inline void add_options(OptionList& options, ZeroOptions& zero, const bool& compare) {
     options
         .choice("--gather-overlap", zero.gather_overlap,

@@ -1,6 +1,5 @@
 // --demo balance: shows how much each rank of a ring computes with each layout, on 16 tokens that
-// can be printed, on longer sequences, and with documents. Every count is compared with its formula
-// (ring_work.h).
+// can be printed, on longer sequences, and with documents. Checks every count (ring_work.h).
 #pragma once
 
 #include "lab/options/cli.h"
@@ -18,8 +17,7 @@ inline bool report_wrong(bool ok, const std::string& what) {
     return ok;
 }
 
-// Prints which rank computes which pair: rows are queries, grouped by rank; columns are keys, by
-// owner.
+// Prints which rank computes which pair: rows are queries by rank, columns are keys by owner.
 inline void print_squares() {
     std::string heads, owners;
     for (const Layout layout : layouts) {

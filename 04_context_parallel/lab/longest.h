@@ -36,8 +36,7 @@ int64_t largest_that_fits(int64_t multiple, int64_t most, const Fits& fits) {
     return good * multiple;
 }
 
-// Returns the memory of the rank that needs the most. Ranks hold different amounts only in a
-// bidirectional ring.
+// Returns the largest memory of any rank; only a bidirectional ring's ranks differ.
 inline MemoryEstimate largest_memory(const StepShape& shape, const ContextOptions& o) {
     MemoryEstimate most;
     for (int rank = 0; rank < (o.bidirectional ? o.ring_degree() : 1); ++rank) {
@@ -113,8 +112,7 @@ inline std::string what_needs_less(const StepShape& shape, const ContextOptions&
     const std::string together = fmt::format("{}", fmt::join(all, " "));
     if (enough.empty() && fits(frugal, o, limit)) enough.push_back(together);
 
-    // The number of ranks that would share a sequence: twice as many, or 4 times, ... 0: not even
-    // most_ranks are enough.
+    // How many ranks would suffice: twice as many, or 4 times, ... 0: not even most_ranks.
     const auto more_ranks = [&](const StepShape& changed) -> int {
         for (int cp = 2 * o.cp; cp <= most_ranks; cp *= 2)
             if (const auto with_more = with_ranks(shape, o, cp);

@@ -1,5 +1,4 @@
-// --demo balance --svg: draws balance.svg, the causal square of 16 tokens on 4 ranks for each
-// layout.
+// --demo balance --svg: draws balance.svg, each layout's causal square of 16 tokens on 4 ranks.
 #pragma once
 
 #include <fmt/format.h>

@@ -66,8 +66,7 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
         // was gathered, and before it is scattered.
         m.communication_forward = n * bytes.kv * (in_order ? 1 : 1.5);
         m.communication = n * (bytes.kv + bytes.sums * (in_order ? 1 : 1.5));
-        // The peak is while attention computes, or when dq, dk, dv are put together and are all
-        // that is left.
+        // The peak is while attention computes, or when only dq, dk and dv are left, put together.
         m.backward = std::max((half ? bytes.sums / 2 : 0) - bytes.kv, -bytes.q - 2 * bytes.lse);
         return m;
     }
@@ -171,8 +170,7 @@ inline LocalSizes local_sizes(const StepShape& shape, const ContextOptions& o) {
     return sizes;
 }
 
-// Predicts what place `rank` of the ring holds, with so many parameters: they are whole on every
-// rank.
+// Predicts what place `rank` of the ring holds, with so many parameters, whole on every rank.
 inline Prediction predict_memory(const StepShape& shape, const ContextOptions& o,
                                  int64_t parameters, int rank) {
     const RingPlan plan(SequenceCut(o.layout, o.ring_degree(), shape.seq), o.bidirectional,
@@ -187,8 +185,7 @@ inline Prediction predict_memory(const StepShape& shape, const ContextOptions& o
     return prediction;
 }
 
-// Predicts a step for place `rank` of the ring. `summed_over`: the ranks that sum gradients and
-// loss.
+// Predicts a step for place `rank` of the ring. `summed_over` sum gradients and loss.
 inline Prediction predict(const StepShape& shape, const ContextOptions& o,
                           const ParameterList& parameters, int64_t A, const Group& summed_over,
                           int rank) {

@@ -99,8 +99,7 @@ public:
                             most_[i] + 0.0f, std::exp(lse[i] - most_[i]), o[i * D], o[i * D + 1]);
         return text;
     }
-    // Prints each row beside that of plain attention over all tokens. Sets ok to false if they
-    // differ.
+    // Prints each row beside plain attention's over all tokens. Sets ok to false if they differ.
     std::string compare(const Rows& plain, bool& ok) const {
         const Rows o = output();
         std::string text;

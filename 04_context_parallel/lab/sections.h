@@ -33,8 +33,7 @@ inline std::string way_of(const StepShape& shape, const ContextOptions& given) {
     return way;
 }
 
-// Returns the bytes of parameters, gradients and optimizer states: the same for every length and
-// every cp.
+// Returns the bytes of parameters, gradients and optimizer states, which no length or cp changes.
 inline int64_t fixed_bytes(const StepShape& shape) {
     Prediction prediction;
     add_parameters(prediction, parameter_count(shape.config), shape);

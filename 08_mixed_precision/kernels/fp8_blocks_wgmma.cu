@@ -54,8 +54,7 @@ struct Scales {
     float a[2], b[parts];
 };
 
-// Stores a warp's 16 x 256 sums (+ addend, unless it is null) from (row, column) on, up to the
-// matrix's edge.
+// Stores a warp's 16 x 256 sums (+ addend, unless null) from (row, column) to the matrix's edge.
 template <class D>
 __device__ void store_sums(D* out, const D* addend, int64_t M, int64_t N, int64_t row,
                            int64_t column, const float (&sum)[tile_columns / 8][4]) {

@@ -26,8 +26,7 @@ struct Output {
     __device__ float factor_of_tensor() const {
         return y && of.group == ScaleGroup::tensor ? 1.0f / of.scales[0] : 0.0f;
     }
-    // The factor for a row with the largest magnitude m, whose scale is stored. All its threads
-    // call it.
+    // The factor for a row with the largest magnitude m; stores its scale. All its threads call it.
     __device__ float factor_of_row(int64_t row, float m) const {
         const float scale = scale_for(m, of.largest, of.powers_of_two);
         if (threadIdx.x == 0) of.scales[row] = scale;

@@ -29,8 +29,7 @@ void narrow(const Tensor& to, const float* from, float scale, int64_t begin, int
     });
 }
 
-// Rounds the elements begin .. begin + n - 1 with the random bits first + begin .. of the item's
-// stream.
+// Rounds elements begin .. begin + n - 1 with the random bits first + begin .. of the stream.
 template <class Format, class Bits>
 void round_stochastically(Bits* to, const float* from, float scale, const AdamWAnyItem& item,
                           int64_t begin, int64_t n) {

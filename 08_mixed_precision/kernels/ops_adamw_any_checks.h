@@ -31,8 +31,7 @@ inline float largest_scaled(DType dtype) {
           "adamw: scales are for fp16, e4m3 and e5m2");
     return dtype == DType::e4m3 ? formats::E4m3::largest() : formats::E5m2::largest();
 }
-// Returns the smallest number that v becomes instead of zero: the dtype's own, or 0 if v has fp32's
-// range.
+// Returns what v becomes instead of zero: the dtype's smallest number, or 0 with fp32's range.
 inline float smallest_second_moment(DType dtype) {
     return dtype == DType::fp16   ? formats::Fp16::smallest()
            : dtype == DType::e4m3 ? formats::E4m3::smallest()
@@ -70,9 +69,8 @@ inline AdamWCost adamw_any_cost(const std::vector<AdamWAnyItem>& items,
     return cost;
 }
 
-// Returns the items in the form that the faster adamw() takes: with fp32 masters, moments of this
-// dtype, no scales, one dtype for all values and one for all gradients. Returns none if they are
-// not so.
+// Returns the items in the form of the faster adamw(): fp32 masters, moments of this dtype, no
+// scales, one dtype for all values and one for all gradients. Returns none if they are not so.
 inline std::vector<AdamWItem> plain_items(const std::vector<AdamWAnyItem>& items, DType moments) {
     std::vector<AdamWItem> plain;
     for (const AdamWAnyItem& item : items) {

@@ -1,5 +1,4 @@
-// Operations that look at how large numbers are. Counts are integers, so atomics give the same
-// result in every run.
+// How large numbers are. Counts are integers, so atomics give the same result in every run.
 #include "cuda/ops_common.cuh"
 #include "ops_ranges.h"
 

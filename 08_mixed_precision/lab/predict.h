@@ -108,8 +108,7 @@ inline Prediction predict_memory(const StepShape& shape, const PrecisionOptions&
     return prediction;
 }
 
-// Predicts for one of the ranks that sum gradients. `linears` are the parameters that are
-// multiplied in fp8.
+// Predicts for one of the ranks that sum gradients. `linears`: the parameters multiplied in fp8.
 inline Prediction predict(const StepShape& shape, const PrecisionOptions& o,
                           const ParameterList& parameters,
                           const std::set<const Parameter*>& linears, const Group& ranks) {

@@ -51,7 +51,7 @@ inline std::string what_needs_less() {
     return "a smaller --micro-batch, --seq or --model, or a recipe of fewer bytes would";
 }
 
-// Reports how far the formats moved the first gradient. All ranks call it; only rank 0 has the
+// Reports how far the formats moved the first gradient. All ranks call it; rank 0 has the
 // reference.
 inline bool report_formats(Report& report, const Recipe& recipe, const MixedReference* reference) {
     const double away = reference ? reference->away_from_fp32() : -1, bound = format_bound(recipe);

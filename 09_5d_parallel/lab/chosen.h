@@ -7,8 +7,7 @@
 namespace ultrascale::five_d {
 
 // Sets what follows from the axes: dp, each technique's number of ranks, and which tokens they take
-// (the `layout` that was given, or the variant's own). Throws UserError if `ranks` cannot be
-// divided so.
+// (the given `layout`, or the variant's own). Throws UserError if `ranks` cannot be divided so.
 inline void complete(Techniques& t, int ranks, const std::string& layout = "") {
     t.axes.complete(ranks);
     t.tensor.tp = t.axes.tp, t.context.cp = t.axes.cp, t.experts.ep = t.axes.ep;

@@ -1,7 +1,6 @@
 // --compare: runs every technique alone on the same ranks and the same batch, and prints a table:
-// along which dimension a technique cuts what, what a rank then holds, what it sends and where, and
-// how long a step takes. Then it compares a pipeline with ZeRO-3: both divide the model by its
-// layers.
+// what it cuts along which dimension, what a rank then holds, what it sends where, and how long a
+// step takes. Then a pipeline is compared with ZeRO-3: both divide the model by its layers.
 #pragma once
 
 #include "lab/measure/measure.h"

@@ -13,8 +13,7 @@ public:
     explicit WatchedDocuments(Composition& all) : all_(all) {}
     WatchedDocuments(const WatchedDocuments&) = delete;
 
-    // Notes at a micro-batch's first pass on this rank what attention will hold, and what its
-    // layers send.
+    // Notes in a micro-batch's first pass what attention will hold here and what layers will send.
     void before(const Unit&, Pass pass, const Context& context) override {
         const int m = context.micro_batch;
         if (pass != Pass::forward || !context.batch.whole || !all_.context.has_ring() ||

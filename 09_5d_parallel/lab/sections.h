@@ -38,8 +38,7 @@ inline double between_nodes(const Axes& axes, const std::string& axis, const Nod
     return double(crossing) / all;
 }
 
-// Prints which axes have neighbours on other nodes. (The report's communication by group shows what
-// they send.)
+// Prints which axes have neighbours on other nodes. (The report shows what they send, by group.)
 inline void print_axes(Report& report, const Techniques& techniques, int node_size) {
     const Axes& axes = techniques.axes;
     print("\naxes, neighbours first         ranks   rank +" +
@@ -69,8 +68,7 @@ inline std::unique_ptr<ExpertRun> watch_rows(Composition& all, const WatchedDocu
         [&](const auto& rows) { return peak_activations(all, rows, documents.memory()); });
 }
 
-// Watches a run with experts: their choices, for --verify, and the rows that they get, for the
-// predictions.
+// Watches a run's experts: their choices, for --verify, and their rows, for the predictions.
 class WatchedExperts {
 public:
     // Completes what verify needs to know; `what` has its bounds already.

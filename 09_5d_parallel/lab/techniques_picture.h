@@ -1,5 +1,4 @@
-// --svg: techniques.svg, which shows what a rank holds and sends with each technique, as --compare
-// measured it.
+// --svg: draws techniques.svg, what a rank holds and sends according to --compare.
 #pragma once
 
 #include <fmt/format.h>

@@ -48,8 +48,8 @@ public:
           bytes_(double(dtype_bytes(dtype))),
           gpu_(device_is_gpu()) {}
 
-    // Measures all but the bytes that a process holds. All ranks call it. Throws UserError if nodes
-    // differ in size.
+    // Measures all but a process's bytes. All ranks call it. Throws UserError if nodes differ in
+    // size.
     Hardware measure() const {
         const Nodes nodes = current_nodes();
         if (world_.size() % nodes.ranks != 0 || std::ranges::any_of(nodes.placed, [&](int node) {

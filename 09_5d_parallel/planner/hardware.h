@@ -54,8 +54,7 @@ struct Hardware {
         h.dtype = wanted, h.peak = fp32_peak, h.product_share = 0.75, h.fp8_times = 0;
         return h;
     }
-    // Returns the seconds of a product (M, K) x (K, N). `grouped`: of so many experts, each with M
-    // rows.
+    // Returns the seconds of a product (M, K) x (K, N), for `grouped` experts with M rows each.
     double product(double M, double N, double K, double grouped = 1) const {
         return grouped * 2 * M * N * K / (peak * product_share) * (1 + product_half / M) *
                (1 + product_half / N) * (1 + product_half / K);
@@ -107,8 +106,7 @@ inline std::vector<Hardware> hardware_presets() {
 // Returns the text of the file that --calibrate writes and --hardware reads.
 std::string file_of(const Hardware& hardware);
 
-// Returns the hardware that --hardware names: a preset, or such a file. Throws UserError if it is
-// neither.
+// Returns the hardware of this name: a preset or such a file. Throws UserError if it is neither.
 Hardware find_hardware(const std::string& name);
 
 }  // namespace ultrascale::five_d

@@ -1,7 +1,6 @@
 // What a rank of any cluster holds and sends, to the byte and without the cluster. This chapter's
 // own composition is built, for a rank among others that are only imagined (comm.h), and predicts
-// as in a run. Parameters are described, but have no storage. A rank of a million takes as long as
-// a rank of two.
+// as in a run. Parameters have no storage. A rank of a million takes as long as a rank of two.
 #pragma once
 
 #include "../lab/options.h"

@@ -62,7 +62,7 @@ public:
         if (summed()) return add(cost, {.sums = 1}, {});
         add(cost, {.scatters = 1}, {.gathers = 1});
     }
-    // Adds the head's calls, and those of the loss, which gathers three numbers a token from each
+    // Adds the calls of the head and of the loss, which gathers three numbers a token from each
     // rank.
     void add_head(UnitCost& cost) const {
         if (plan_.tp == 1) return;
@@ -85,8 +85,7 @@ public:
                      own = 2 * tokens_ * kv * e_,  // K and V
             q = double(c_.q_size()) / tp_, keys = own * std::max(heads, double(u)) / heads,
                      sums = keys * 4 / e_;
-        // With a causal mask, if each rank takes one piece of the sequence, the last one has the
-        // most work.
+        // With a causal mask and one piece of the sequence each, the last rank has the most work.
         if (o.layout == Layout::contiguous && n > 1 && !o.bidirectional) {
             cost.forward.compute += attended * (1 - 1 / n);
             cost.backward.compute += back * (1 - 1 / n);

@@ -69,8 +69,7 @@ public:
     std::vector<double> messages() const { return calls_.messages(); }
 
 private:
-    // Returns the cost of the products of `rows` rows with a weight (N, K): y forward; dX and dW
-    // backward.
+    // Returns the cost of `rows` rows times a weight (N, K): y forward; dX and dW backward.
     UnitCost product(double rows, double N, double K, double grouped = 1) const {
         UnitCost cost;
         cost.forward.compute = hw_.product(rows, N, K, grouped);
@@ -97,8 +96,8 @@ private:
         cost.backward.compute = hw_.moved(6 * numbers * e_, 2);
         return cost;
     }
-    // Adds the experts. Each rank of tp routes its own tokens; rows of all ranks come to a rank's E
-    // / ep experts.
+    // Adds the experts. Ranks of tp route their own tokens; a rank's E / ep experts get all ranks'
+    // rows.
     void add_experts(UnitCost& cost) const {
         const ExpertsConfig& e = c_.experts;
         const double h = double(c_.hidden), F = double(e.ffn), own = double(e.count / plan_.ep),

@@ -62,7 +62,7 @@ struct Links {
             seconds += phase(kind == Collective::all_to_all ? kind : Collective::all_gather, false);
         return seconds;
     }
-    // Returns the seconds of a message to a neighbour, without latency, when all such groups send
+    // Returns the seconds of a message to a neighbour, without latency, if all such groups send
     // one.
     double hop(double bytes, const Spread& group) const {
         if (!group.crosses()) return bytes / inside.bytes_per_second;

@@ -36,13 +36,12 @@ enum class Program { ours, eager };
 
 class MemoryModel {
 public:
-    // `shape` is the whole model's, with the sequence; each plan has its own micro-batch and
-    // recomputation.
+    // `shape` is the whole model's, with the sequence; micro-batch and recomputation are each
+    // plan's.
     explicit MemoryModel(const StepShape& shape, Program program = Program::ours)
         : shape_(shape), eager_(program == Program::eager) {}
 
-    // What the rank at a place of the pipeline holds, in bytes. The plan must be able to cut the
-    // model.
+    // What the rank at a place of the pipeline holds, in bytes. The plan must suit the model.
     struct RankMemory {
         MemoryEstimate memory;  // by category, each at its own highest moment
         int64_t most = 0;       // of all together, at their highest moment
@@ -189,8 +188,7 @@ private:
         b.last += attention, b.layer += attention;
         return b;
     }
-    // Activations, in bytes, at the moments at which these buffers differ, on a rank with all
-    // layers.
+    // Activations, in bytes, at the moments at which these buffers differ, with all layers here.
     struct Moments {
         double embedding = 0, loss = 0, head = 0, layers = 0;
         double kept_per_layer = 0;  // what forward keeps of one layer
@@ -254,8 +252,7 @@ private:
         if (eager_) {
             const double dy = token_bytes(sizes) * double(sizes.hidden),
                          F = token_bytes(sizes) * double(sizes.features);
-            // The gradients of the product, of silu(gate) and of up, at the moment when the product
-            // is freed.
+            // The gradients of the product, of silu(gate) and of up, when the product is freed.
             sizes.feed_forward = FeedForwardActivations{
                 .kept = 4 * F, .forward = 4 * F + dy, .backward = 6 * F + dy};
         }

@@ -41,8 +41,7 @@ struct Fewer {
     Ranked best;
 };
 inline std::optional<Fewer> as_fast_with_fewer(const PlanFor& what, double mfu, double seconds) {
-    // A power of two divides everything, so it shows what the model reaches on about this many
-    // GPUs.
+    // A power of two divides everything: it shows what the model reaches on about as many GPUs.
     const int64_t even = int64_t(std::bit_floor(uint64_t(what.gpus)));
     if (even == what.gpus) return {};
     Planner planner(what);

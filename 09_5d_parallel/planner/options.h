@@ -124,8 +124,7 @@ struct PlannerOptions {
     }
 };
 
-// Converts "1M" to 1048576; K, M and B (1024^3) may follow the number. Throws UserError if it is
-// not one.
+// Converts "1M" to 1048576, also with K or B (1024^3). Throws UserError if it is no number.
 int64_t tokens_of(const std::string& text);
 
 // The meaning of --rehearse "17/6144".

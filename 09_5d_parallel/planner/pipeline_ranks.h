@@ -6,8 +6,7 @@
 
 namespace ultrascale::five_d {
 
-// The ranks to show, which differ: all of a short pipeline; of a long one the first three and the
-// last two.
+// The ranks to show: all of a short pipeline; of a long one the first three and the last two.
 inline std::vector<int> pp_ranks_shown(int pp) {
     std::vector<int> ranks;
     for (int pp_rank = 0; pp_rank < pp; ++pp_rank)

@@ -253,8 +253,8 @@ private:
         }
     }
     // Lets 05's simulator run the pipeline with its ranks' own costs; the difference from the
-    // formula counts as bubble. (The longest pipelines are left out, because their simulation would
-    // take seconds.)
+    // formula counts as bubble. (Not for the longest pipelines, whose simulation would take
+    // seconds.)
     void simulate(Ranked& r) {
         if (r.plan.pp == 1 || r.plan.pp * r.plan.micro_batches * r.plan.chunks > 20'000) return;
         const Schedule schedule = plan_schedule(r.plan, int(r.plan.micro_batches));

@@ -76,8 +76,7 @@ inline RuleOfThumb rule_of_thumb(Planner& planner) {
         else
             break;
     }
-    // Tries whether it fits, with ever more layers on other ranks; step 3 finds the largest
-    // micro-batch.
+    // Tries ever more layers on other ranks until it fits; step 3 finds the largest micro-batch.
     for (;; plan.pp *= 2) {
         if (plan.pp > c.layers || f.gpus % others() != 0) break;
         plan.dp = f.gpus / others();
