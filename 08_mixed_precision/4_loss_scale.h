@@ -4,7 +4,7 @@
 //
 // fp16's smallest number is 2^-24, and a gradient below half of that becomes 0. Backward is linear:
 // multiplying the loss by S multiplies every gradient on the way by S, and a power of two changes
-// no bit of a mantissa. A gradient above 65,504 becomes infinite; then the step is skipped. S is
+// no bit of a mantissa. A gradient above 65,504 becomes infinite; then the step is skipped. S is:
 //
 //     dynamic    S starts at 2^16, doubles after 2,000 steps without overflow, and halves at each
 //                overflow, down to 1. (Without a floor, a model that overflows for another reason
