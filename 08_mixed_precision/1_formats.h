@@ -7,7 +7,7 @@
 //     e4m3        1        4        3      s eeee mmm
 //     e5m2        1        5        2      s eeeee mm                    the upper half of fp16
 //
-// Exponent bits buy range, mantissa bits buy resolution: between a power of two and the next lie
+// Exponent bits buy range, mantissa bits buy resolution: from a power of two to the next there are
 // 2^mantissa numbers, whatever the format. 0.1 in e4m3, by hand:
 //
 //     0.1 = 1.6 x 2^-4        a sign, a significand from 1 up to 2, a power of two
@@ -15,13 +15,12 @@
 //     mantissa  0.6 x 8 = 4.8, rounded to 5 of 8
 //     code      0 0011 101    stands for 1.625 x 2^-4 = 0.1016
 //
-// The exponent field 0 is for numbers below the least power of two: these have no leading 1 (they
+// The exponent field 0 is for numbers below the least power of two. They have no leading 1 (they
 // are subnormal), and end in 0. The largest codes are infinity and NaN; e4m3 has only a NaN.
 //
-// Encoding and decoding are in common/core/float_formats.h, once for all formats: codes are in the
-// order of the numbers, so that rounding is integer arithmetic. This file takes codes apart.
-// Formats of 8 bits and fewer need a scale beside them (2_plain_fp8_linear.h): mxfp8 and nvfp4
-// bring one for every 32 or 16 numbers.
+// common/core/float_formats.h encodes and decodes numbers, once for all formats. Codes are in the
+// order of the numbers, so rounding is integer arithmetic. This file takes codes apart. Formats of
+// 8 bits and fewer need a scale (2_plain_fp8_linear.h): mxfp8 has one for 32 numbers, nvfp4 for 16.
 //
 // The playbook, "Mixed precision training"; Micikevicius et al. 2022 (arXiv 2209.05433); OCP's
 // Microscaling Formats specification 1.0.
@@ -49,14 +48,14 @@ void for_each_format(Visit&& visit) {
     visit.template operator()<formats::E4m3>("e4m3");
 }
 
-// The last number on the way down, on the way up, and the step at 1.
+// The format's largest number, its smallest normal and subnormal ones, and the step from 1 up.
 template <class F>
 struct FormatLimits {
     static constexpr double largest = F::largest(), smallest_normal = F::smallest_normal(),
                             smallest = F::smallest(), epsilon = F::epsilon();
 };
 
-// A code's bits, its three fields apart: "0 1000 101".
+// Returns a code's bits with its three fields apart: "0 1000 101".
 template <class F>
 std::string bits_of_code(uint32_t code) {
     std::string bits;
@@ -67,7 +66,7 @@ std::string bits_of_code(uint32_t code) {
     return bits;
 }
 
-// How the code's value comes about: "+1.625 x 2^1"; "-0.25 x 2^-6 (subnormal)".
+// Explains a code's value: "+1.625 x 2^1"; "-0.25 x 2^-6 (subnormal)".
 template <class F>
 std::string explain_code(uint32_t code) {
     const float value = F::decode(code);

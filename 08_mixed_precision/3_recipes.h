@@ -1,9 +1,9 @@
-// Recipes: in which format each of a parameter's tensors is kept. The playbook's table, as data.
+// Recipes: the format of each of a parameter's tensors. The playbook's table, as data.
 //
-//     weights       what forward and backward read
-//     master        what the update adds to; none: the weights themselves
-//     accumulated   what micro-batches add their gradients to; none: the gradients
-//     gradients     what ranks sum and the optimizer reads; none: the accumulated ones
+//     weights       read by forward and backward
+//     master        updated by the optimizer; none: it updates the weights themselves
+//     accumulated   the sum over micro-batches; none: they add to the gradients
+//     gradients     summed over ranks, and read by the optimizer; none: the accumulated ones are
 //     m, v          Adam's moments
 //
 //                  weights  master  accumulated  gradients  m     v       bytes   the book's
@@ -14,15 +14,14 @@
 //     deepseek     e4m3     fp32    fp32         bf16       bf16  bf16    15      15
 //     nanotron     e4m3     bf16    fp32         e4m3       e4m3  e4m3    10      10
 //
-// Our products add in place, so bf16-fp32 needs no gradients in bf16 beside those in fp32. The 6
-// bytes of FP8-LM's paper are master weights 2, gradients 1, m 1 and v 2: without the weights in
+// Our products add in place, so bf16-fp32 needs no gradients in bf16 beside those in fp32. FP8-LM's
+// paper counts 6 bytes: master weights 2, gradients 1, m 1 and v 2. It leaves out the weights in
 // e4m3 (1) and the accumulated gradients (2).
 //
-// Only the linears of the layers multiply in fp8. Embedding, norms and head are read by operations
-// that know no fp8: their weights, and gradients where the table says fp8, are bf16
-// (rest_recipe()); so are FP8-LM's sums of gradients there.
-// Every tensor in fp8, and master weights or moments in fp16, have a scale, which the bytes above
-// leave out; 8_storage.h counts it.
+// Only the linears of the layers multiply in fp8. The operations that read embedding, norms and
+// head know no fp8, so these weights are bf16, and so are their gradients where the table says fp8,
+// and their sums of gradients with FP8-LM (rest_recipe()). Every tensor in fp8, and master weights
+// and moments in fp16, have a scale. The bytes above leave it out; 8_storage.h counts it.
 //
 // bf16 and fp16: Micikevicius et al. 2018 (arXiv 1710.03740). Transformer Engine: NVIDIA's
 // documentation. FP8-LM: Peng et al. 2023 (arXiv 2310.18313), level O3. DeepSeek-V3: arXiv
@@ -38,8 +37,9 @@
 
 namespace ultrascale::mixed_precision {
 
-// What the linears' products multiply: the activations' dtype; or fp8 with scales of the whole
-// tensor, measured (tensor) or from earlier steps (delayed); of each row; of tiles and blocks.
+// The operands of the linears' products. plain: in the activations' dtype. The others: in fp8, with
+// scales of the whole tensor, measured now (tensor) or in earlier steps (delayed); of each row; of
+// tiles and blocks.
 enum class Products { plain, tensor, delayed, row, tile };
 
 struct Recipe {
@@ -49,18 +49,18 @@ struct Recipe {
     DType weights = DType::fp32;
     std::optional<DType> master, accumulated, gradients;
     DType m = DType::fp32, v = DType::fp32;
-    // Its gradients are too small for fp16, so the loss is multiplied (4_loss_scale.h).
+    // Gradients are too small for fp16, so the loss is multiplied (4_loss_scale.h).
     bool loss_scale = false;
     bool stochastic = false;  // the update rounds stochastically (8_stochastic_rounding.h)
-    double book_bytes = 0;    // a parameter, in the playbook's table; 0: not there
-    bool plain = false;       // its linears are 2_plain_fp8_linear.h's, with nothing around them
+    double book_bytes = 0;    // bytes of a parameter in the playbook's table; 0: not in it
+    bool plain = false;       // the linears are 2_plain_fp8_linear.h's, with nothing fused
 
     bool fp8() const { return products != Products::plain; }
-    // What the micro-batches add to.
+    // The dtype of the sum to which the micro-batches add.
     DType sum() const { return accumulated ? *accumulated : *gradients; }
-    // What the optimizer reads.
+    // The dtype of the gradients that the optimizer reads.
     DType read() const { return gradients ? *gradients : *accumulated; }
-    // For parameters of other operations than fp8 products.
+    // The recipe of parameters that other operations than fp8 products read.
     Recipe rest_recipe() const;
 };
 
@@ -72,12 +72,12 @@ inline Recipe Recipe::rest_recipe() const {
     rest.weights = activations;
     if (!master && weights == DType::fp32 && activations != DType::fp32) rest.master = DType::fp32;
     if (gradients && is_fp8(*gradients)) rest.gradients = activations;
-    // An operation on bf16 adds to gradients in bf16 or fp32.
+    // An operation on bf16 can add only to gradients in bf16 or fp32.
     if (accumulated == DType::fp16 && activations == DType::bf16) rest.accumulated.reset();
     return rest;
 }
 
-// Bytes a parameter of a linear, without scales.
+// Returns the bytes of one parameter of a linear, without scales.
 inline int64_t bytes_per_parameter(const Recipe& r) {
     int64_t bytes = dtype_bytes(r.weights) + dtype_bytes(r.m) + dtype_bytes(r.v);
     for (const auto& tensor : {r.master, r.accumulated, r.gradients})
@@ -85,8 +85,8 @@ inline int64_t bytes_per_parameter(const Recipe& r) {
     return bytes;
 }
 
-// All that --recipe knows. The first four multiply without fp8; "row" is torchao's rowwise recipe;
-// "plain-fp8" computes the bits of "tensor".
+// All recipes that --recipe knows. The first four multiply without fp8; "row" is torchao's rowwise
+// recipe; "plain-fp8" computes the same bits as "tensor".
 inline const std::vector<Recipe>& all_recipes() {
     using enum DType;
     static const std::vector<Recipe> recipes = {{.name = "fp32",
@@ -186,20 +186,20 @@ inline const std::vector<Recipe>& all_recipes() {
     return recipes;
 }
 
-// nullptr: there is none of this name.
+// Returns nullptr if there is no recipe of this name.
 inline const Recipe* find_recipe(const std::string& name) {
     for (const Recipe& recipe : all_recipes())
         if (recipe.name == name) return &recipe;
     return nullptr;
 }
 
-// Whether a recipe only says how products are made.
+// Whether a recipe changes only the products.
 inline bool is_of_products(const Recipe& r) {
     return r.weights == r.activations && !r.loss_scale && r.m == DType::fp32 &&
            r.v == DType::fp32 && !r.plain;
 }
-// A recipe whose weights and states are those of --dtype, so that others may shard them: it only
-// says how products are made. UserError if there is none of this name, or if it says more.
+// Returns a recipe that changes only the products: weights and states are those of --dtype, so
+// chapter 09 can shard them. Throws UserError if there is none of this name, or if it changes more.
 inline const Recipe& recipe_of_products(const std::string& name) {
     const Recipe* found = find_recipe(name);
     if (!found) {
@@ -218,7 +218,7 @@ inline const Recipe& recipe_of_products(const std::string& name) {
             name);
     return *found;
 }
-// UserError if matrices with sides of these sizes cannot be multiplied in fp8.
+// Throws UserError if matrices with sides of these sizes cannot be multiplied in fp8.
 inline void check_sizes(const Recipe& recipe, std::initializer_list<int64_t> sizes) {
     for (const int64_t size : sizes)
         if (size % 16 != 0)
@@ -228,12 +228,12 @@ inline void check_sizes(const Recipe& recipe, std::initializer_list<int64_t> siz
                 recipe.name, size);
 }
 
-// With what a training's states are in the formats of a recipe: "fp16 --without master".
+// Names the formats of a training's states, for a checkpoint: "fp16 --without master".
 inline std::string formats_of_states(const Recipe& r) {
     return r.name + (find_recipe(r.name)->master && !r.master ? " --without master" : "");
 }
 
-// The tricks that --without leaves out, each of which mixed precision rests on.
+// Leaves out one of the tricks on which mixed precision rests (--without).
 //   master        the weights in 16 bits are updated themselves
 //   scaling       the loss is not scaled
 //   accumulation  gradients are added up in 16 bits

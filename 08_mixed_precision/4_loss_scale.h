@@ -1,22 +1,21 @@
-// Loss scaling: gradients that are too small for fp16 are made larger for the time of the backward.
+// Loss scaling: during backward, gradients that are too small for fp16 are multiplied by S.
 //
 //     loss * S -> backward -> gradients * S -> sum over ranks -> / S -> norm, clip, update
 //
-// fp16's smallest number is 2^-24, and a gradient below half of it becomes 0. Backward is linear:
-// multiplying the loss by S multiplies every gradient on the way by S. A power of two changes no
-// bit of a mantissa. Past 65,504 a gradient becomes infinite; then the step is skipped, and S was
-// too large:
+// fp16's smallest number is 2^-24, and a gradient below half of that becomes 0. Backward is linear:
+// multiplying the loss by S multiplies every gradient on the way by S, and a power of two changes
+// no bit of a mantissa. A gradient above 65,504 becomes infinite; then the step is skipped. S is:
 //
 //     dynamic    S starts at 2^16, doubles after 2,000 steps without overflow, and halves at each
 //                overflow, down to 1. (Without a floor, a model that overflows for another reason
 //                takes it to 1e-304.)
-//     static     S stays. One below 1 makes gradients as small as those of a larger batch, as a
-//                token's gradient is divided by the batch's tokens: with S = 2^-13 128 tokens have
-//                the gradients of a million, of which naive fp16 keeps little.
+//     static     S does not change. One below 1 makes gradients as small as in a larger batch,
+//                because a token's gradient is divided by the batch's tokens: with S = 2^-13, 128
+//                tokens have the gradients of a million, of which naive fp16 keeps little.
 //
-// The ranks must agree before anyone steps: of a rank whose part overflowed and one whose part did
-// not, only one would update, and from then on they would train different models. The order matters
-// too: clipping compares the norm with a limit, so gradients must be unscaled before.
+// The ranks must agree before any of them updates: otherwise a rank whose gradients overflowed
+// would skip the step and the others would not, and from then on they would train different models.
+// The order matters, too: gradients must be unscaled before their norm is compared with a limit.
 //
 // Micikevicius et al. 2018, Mixed Precision Training (arXiv 1710.03740), section 3.2; the dynamic
 // scale is NVIDIA's (PyTorch's GradScaler).
@@ -56,8 +55,9 @@ public:
     bool scaled() const { return options_.scaled; }
     double scale() const { return scale_; }
 
-    // After backward and the sum over ranks: whether any gradient of any rank is infinite or NaN.
-    // The host does not wait for it; the update reads skip() on the device.
+    // Called after backward and the sum over ranks: finds out whether any rank's gradient is
+    // infinite or NaN. The host does not wait for the answer; the update reads skip() on the
+    // device.
     void agree(const std::vector<std::vector<Tensor>>& gradients, const Communicator& ranks) {
         if (!scaled()) return;
         device_zero(found_.data(), found_.bytes());
@@ -65,11 +65,11 @@ public:
             ops::find_not_finite(found_, same_dtype);
         if (ranks.size() > 1) ranks.all_reduce(found_, Reduce::max);
     }
-    // (1) int32 on the device; empty: never.
+    // (1) int32 on the device; empty if no step is ever skipped.
     Tensor skip() const { return found_; }
     bool skips() const { return found_ && found_.to_host<int32_t>()[0] != 0; }  // the host waits
 
-    // After the step: the scale of the next one. Returns whether this one was skipped.
+    // Called after the step: sets the next step's scale. Returns whether this step was skipped.
     bool end_step(int64_t step) {
         if (!scaled()) return false;
         const bool skipped = skips();
@@ -86,7 +86,7 @@ public:
     }
     const std::vector<int64_t>& skipped() const { return skipped_; }  // the steps' numbers
 
-    // Reads the buffer after a resumed run's was loaded.
+    // Reads the scale from the buffer, after a resumed run has loaded it.
     void resume() {
         if (!scaled() || options_.fixed > 0) return;
         const std::vector<float> state = state_.to_host<float>();
@@ -101,7 +101,8 @@ private:
     LossScaleOptions options_;
     double scale_;
     int64_t good_steps_ = 0;
-    Tensor state_, found_;  // (2): the scale, and the steps since it changed; (1)
+    // (2): the scale, and the good steps since it changed; (1): not 0 after an overflow.
+    Tensor state_, found_;
     std::vector<int64_t> skipped_;
 };
 

@@ -1,17 +1,18 @@
-// Scales of parts of a matrix, where the plain linear has one a tensor (2_plain_fp8_linear.h): an
-// outlier spoils only its part. The first gradient is 5.8 % away from fp32's with rows, 5.9 % with
-// tiles, 6.7 % with one scale; beside outliers much more is gained (--demo scales). On an H200
-// tiles make training 1.24 times as fast as bf16, one scale a tensor 1.30 times.
+// Scales of parts of a matrix, where the plain linear has one for the whole tensor
+// (2_plain_fp8_linear.h): an outlier spoils only its part. The first gradient is 5.8 % away from
+// fp32's with rows and 5.9 % with tiles, but 6.7 % with one scale; beside outliers the gain is much
+// larger (--demo scales). On an H200 training is 1.24 times as fast as in bf16 with tiles, 1.30
+// times with one scale a tensor.
 //
 //     tensor    a scale for all             one large number, and all small ones lose their bits
 //     row       a scale for each row        a token (or an output feature) has its own
 //     tile      1 x 128 of a row            DeepSeek-V3: a token's 128 features have their own
 //     block     128 x 128                   DeepSeek-V3: of weights, which have no outlier tokens
 //
-// A product sums over k. Scales of tensor and row are constant along k and can multiply the
-// finished sum. A tile's are not: each 128 of k have their own factor, so tensor cores add up 128
-// products, and the partial sum is multiplied and added in fp32. (This is also what cures their
-// accumulators, accumulator.h.)
+// A product sums over k. The scales of tensors and rows are constant along k, so they can multiply
+// the finished sum. Those of tiles are not: every 128 of k have their own factor. So tensor cores
+// add up 128 products, and this partial sum is multiplied by its factor and added in fp32. (That
+// also cures the tensor cores' short accumulators, accumulator.h.)
 //
 //               k ->                       k ->
 //     x  row    [ s1 | s2 | s3 ]    W^T    [ t11 | t12 | t13 ]      sum = s1 t11 (..) + s2 t12 (..)
@@ -31,7 +32,7 @@
 
 namespace ultrascale::mixed_precision {
 
-// The groups of activations and their gradients, along k; and of weights.
+// The groups that share a scale, in activations and their gradients, and in weights.
 inline ops::ScaleGroup group_of_tokens(Products products) {
     return products == Products::row    ? ops::ScaleGroup::row
            : products == Products::tile ? ops::ScaleGroup::tile

@@ -1,5 +1,5 @@
-// The linear in fp8 that all recipes share. Its products are the plain one's
-// (2_plain_fp8_linear.h), bit by bit if the scale is that of a tensor; what it adds:
+// The linear in fp8 that all recipes share. If one scale serves a tensor, its products are the
+// plain linear's (2_plain_fp8_linear.h), bit by bit. It adds:
 //
 //     scales     of rows, tiles and blocks, or remembered (5_tiles.h, 5_delayed_scales.h)
 //     passes     one writes both orientations of dy, and none measures a scale a second time
@@ -9,14 +9,15 @@
 //                (7_fused_quantisation.h, 7_kept_in_fp8.h), or with keep_fp8 x transposed, in 8
 //                bits: the README's model has 6.70 MiB of activations, the plain linear's 7.20
 //
-// (Nothing is kept of x where another part keeps it anyway: o_proj's input is attention's output;
-// down_proj's is made again.)
+// (Nothing of x is kept if another part keeps it anyway: o_proj's input is attention's output.
+// down_proj's input is computed again.)
 //
 // It replaces only the product (ModuleFactories::gemm). A tensor-parallel linear wraps it and
 // communicates around multiply(), multiply_backward() and add_weight_gradient(). Then W, and x or
-// dy, are this rank's part. A measured scale is that of the part: smaller than the whole's or
-// equal, so the rounding differs from one device's, but is no worse, and no amax is sent. Tiles and
-// blocks are the same if parts are multiples of 128; delayed scales, if ranks agree on the amax.
+// dy, are this rank's parts, and a measured scale is that of the part. It is at most the whole
+// tensor's scale, so the rounding differs from one device's, but is no worse, and no amax is sent.
+// The scales of tiles and blocks are one device's if parts are multiples of 128, and so are delayed
+// scales if ranks agree on the amax.
 #pragma once
 
 #include <memory>
@@ -50,7 +51,7 @@ public:
                                                             .observes = context.training,
                                                             .columns_are = Memory::activation});
         shared_->multiply(y, x8.rows, weights_.rows(context.training), residual);
-        // (Kept in fp8, gate and up make an x that differs from this one.)
+        // (With --keep-fp8, backward computes an x from gate and up that differs from this one.)
         if (shared_->measures_once() && !handed.kept && !keeps && !shared_->options.keep_fp8)
             saved.keep("x_scale", x8.rows.scales);
         if (handed.kept) saved.keep("kept", handed.kept);
@@ -76,7 +77,7 @@ public:
 
     void backward_weight(Saved& saved, Context& context) override {
         const TraceName name(TraceName::part, name_);
-        // A linear that wraps this one keeps x and dy as they came.
+        // A linear that wraps this one keeps x and dy unrounded.
         const auto taken = [&](const std::string& name, const Rounding& rounding) {
             if (saved.has(name + "8"))
                 return ops::Quantised{saved.take(name + "8"), saved.take(name + "8_scales")};
@@ -89,7 +90,7 @@ public:
         report(dy8, x8, context);
     }
 
-    // The products alone, for a linear that wraps this one.
+    // The products alone, called by a linear that wraps this one.
     void multiply(Tensor y, const Tensor& x, const Tensor& residual) override {
         const bool observes = shared_->observes;
         shared_->multiply(y, x_.rows(x, observes), weights_.rows(observes), residual);
@@ -102,11 +103,11 @@ public:
     }
 
     // ---- for the parts before it, which may round x by themselves, or keep it in another way ----
-    // What such a part hands to the next forward.
+    // What such a part passes to the next forward.
     struct PreparedInput {
-        ops::Quantised rows = {};  // x, rounded already: then forward is given these numbers as x
-        // Kept for Wgrad instead of x: these rows, if they have one scale, or what restore() makes
-        // x from. Empty: nothing is kept.
+        ops::Quantised rows = {};  // x, rounded already: forward is then given these numbers as x
+        // Kept for Wgrad instead of x: these rows, if they have one scale, or the tensors from
+        // which restore() computes x. Empty: nothing is kept.
         Tensor kept = {}, scales = {};
     };
     void prepare(PreparedInput handed) { prepared_ = std::move(handed); }
@@ -115,14 +116,14 @@ public:
     const Fp8Shared& shared() const { return *shared_; }
     const Rounding& input_rounding() const { return x_; }
     DType activations() const { return shared_->options.recipe.activations; }
-    // For the next backward: dy's scale, (1), from its largest magnitude, which is known.
+    // Computes dy's scale (1) from its largest magnitude, which is known, for the next backward.
     void hand_gradient_amax(const Tensor& amax) {
         handed_gradient_scale_ = Tensor::empty({1}, DType::fp32, Memory::workspace);
         ops::scale_of_amax(handed_gradient_scale_, amax, dy_.dtype(),
                            shared_->options.powers_of_two);
     }
 
-    // ---- for a head, which makes its products in another order ----
+    // ---- for the head, which computes its products in another order ----
     const Rounding& gradient_rounding() const { return dy_; }
     Fp8Weights& weights() { return weights_; }
     void input_product(Tensor dx, const ops::Quantised& dy) {
@@ -138,7 +139,7 @@ public:
     }
 
 private:
-    // x transposed, from what another part has handed over.
+    // Returns x transposed, from the tensors that another part has passed.
     ops::Quantised restored(Saved& saved) const {
         const Tensor kept = saved.take("kept"),
                      scales = saved.has("kept_scales") ? saved.take("kept_scales") : Tensor();
@@ -158,7 +159,7 @@ private:
     Rounding x_;
     Fp8Weights weights_;
     Rounding dy_;
-    Tensor handed_gradient_scale_;  // of the next dy, where the part before has its amax
+    Tensor handed_gradient_scale_;  // of the next dy, if its amax is known
     PreparedInput prepared_;
 };
 

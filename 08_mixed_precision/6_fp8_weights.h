@@ -1,13 +1,13 @@
 // A linear's weights, as its products read them. The plain linear rounds them twice a micro-batch,
-// for y and, transposed, for dx. Here the second time knows the first one's scale; whoever
-// multiplies several times holds what is rounded; and a recipe may keep weights in 8 bits for good:
+// for y and, transposed, for dx. Here the second rounding reuses the first one's scale; a linear
+// that multiplies several times holds the rounded weights; and a recipe may keep them in 8 bits:
 //
 //     weights in bf16       2 bytes    rounded for each product
 //     weights in e4m3       1 byte     rounded once a step, from the master weights, by the update
 //                                      (fp8-lm, deepseek, nanotron), with their scales beside them
 //
-// Blocks of 128 x 128 and whole tensors have the same numbers transposed, so that what is kept is
-// only put in another order for dx.
+// With blocks of 128 x 128, or one scale for the tensor, the transpose has the same numbers. So for
+// dx weights that are kept in 8 bits are only put in another order.
 #pragma once
 
 #include <vector>
@@ -23,7 +23,7 @@ public:
           shared_(shared),
           w_(shared, DType::e4m3, shared.weights()) {}
 
-    // (out, in), for y
+    // Returns the weights (out, in), for y.
     ops::Quantised rows(bool observes) {
         if (held_.rows) return held_.rows;
         if (scales_) return {values(), scales_};
@@ -31,7 +31,7 @@ public:
         if (shared_.measures_once()) measured_ = rounded.scales;
         return rounded;
     }
-    // (in, out), for dx
+    // Returns the weights (in, out), for dx.
     ops::Quantised transposed() const {
         if (held_.columns) return held_.columns;
         const Tensor own = values();
@@ -42,7 +42,7 @@ public:
         return result;
     }
 
-    // For several products.
+    // Keeps the rounded weights for several products.
     void hold() { held_ = w_.both(values(), {.columns = true}); }
     void release() { held_ = {}; }
 
@@ -52,7 +52,7 @@ public:
             Tensor::zeros(ops::scales_shape(values().rows(), values().cols(), shared_.weights()),
                           DType::fp32, Memory::parameter);
     }
-    // From the master weights (out, in), after they have changed.
+    // Rounds the master weights (out, in), after they have changed.
     void round(const Tensor& master) { ops::quantise({values(), scales_}, {}, master, scaling()); }
 
 private:
@@ -63,8 +63,8 @@ private:
     std::vector<Parameter*> parameters_;
     Fp8Shared& shared_;
     Rounding w_;
-    Tensor scales_;        // of weights in fp8; empty: they are rounded for each product
-    Tensor measured_;      // of weights in 16 bits, by the last forward; may be empty
+    Tensor scales_;        // of weights in fp8; empty: weights are rounded for each product
+    Tensor measured_;      // the scale of weights in 16 bits, by the last forward; may be empty
     RowsAndColumns held_;  // rounded for several products
 };
 

@@ -1,9 +1,9 @@
-// How a linear rounds one of its matrices, x, W or dy, at each step. Beside the plain linear's
-// one current scale there are remembered ones (5_delayed_scales.h) and those of parts of a matrix
-// (5_tiles.h), and both orientations of a matrix are written by one pass where both are needed.
+// How a linear rounds one of its matrices, x, W or dy, in each step. The plain linear knows one
+// current scale; here scales can also be remembered (5_delayed_scales.h) or belong to parts of a
+// matrix (5_tiles.h), and one pass writes both orientations of a matrix if both are needed.
 //
-// A current scale of the whole tensor is measured once a step: who rounds the tensor again passes
-// the scale that is `known`, and so reads it once instead of twice.
+// A current scale of the whole tensor is measured once a step: code that rounds the tensor again
+// passes the scale as `known`, and so reads the tensor once instead of twice.
 #pragma once
 
 #include "5_delayed_scales.h"
@@ -12,22 +12,22 @@
 
 namespace ultrascale::mixed_precision {
 
-// What a model's linears share.
+// The state that a model's linears share.
 struct Fp8Shared {
     explicit Fp8Shared(const PrecisionOptions& options)
         : options(options), histories(options.history, options.margin) {}
     virtual ~Fp8Shared() = default;
     const PrecisionOptions options;
     AmaxHistories histories;
-    bool observes = true;  // false in validation, whose magnitudes are no part of the history
+    bool observes = true;  // false in validation, whose magnitudes do not enter the history
 
     Products products() const { return options.recipe.products; }
     ops::ScaleGroup tokens() const { return group_of_tokens(products()); }
     ops::ScaleGroup weights() const { return group_of_weights(products()); }
     bool delayed() const { return products() == Products::delayed; }
-    // Whether x transposed is the same numbers, and not rounded with scales of its own.
+    // Whether x transposed has the same numbers; otherwise it is rounded with scales of its own.
     bool one_scale() const { return tokens() == ops::ScaleGroup::tensor; }
-    // Whether that scale is measured (and then not again in the same step), or remembered.
+    // Whether that scale is measured, once in a step; otherwise it is remembered.
     bool measures_once() const { return one_scale() && !delayed(); }
 
     // y = x W^T (+ residual)
@@ -44,7 +44,7 @@ struct RowsAndColumns {
 
 class Rounding {
 public:
-    // `group`: what has a scale of its own.
+    // `group`: which part of the matrix has a scale of its own.
     Rounding(Fp8Shared& shared, DType dtype, ops::ScaleGroup group)
         : shared_(shared), dtype_(dtype), group_(group) {
         if (shared.delayed()) history_ = shared.histories.add(dtype);
@@ -52,9 +52,9 @@ public:
 
     struct Wanted {
         bool rows = true, columns = false;
-        bool observes = true;  // this is the use of the step that its amax is taken from
+        bool observes = true;  // the step's history takes its amax from this use
         Memory columns_are = Memory::workspace;
-        Tensor known = {};  // the scale, where it has been measured
+        Tensor known = {};  // the scale, if it has been measured
     };
     RowsAndColumns both(const Tensor& x, const Wanted& wanted) const {
         RowsAndColumns result;
@@ -72,19 +72,19 @@ public:
         return both(x, {.rows = false, .columns = true, .observes = false, .known = known}).columns;
     }
 
-    // ---- for whoever rounds by itself ----
+    // ---- for parts that round by themselves ----
     ops::Scaling scaling(const Tensor& known = {}) const {
         return {.group = group_,
                 .powers_of_two = shared_.options.powers_of_two,
                 .given = known || (shared_.delayed() && !shared_.histories.is_empty())};
     }
-    // Room for such a matrix, with the scale that is known or remembered where there is one.
+    // Allocates such a matrix, with the scale that is known or remembered, if there is one.
     ops::Quantised empty(int64_t r, int64_t c, Memory category, const Tensor& known = {}) const {
         if (!scaling(known).given) return ops::empty_quantised(r, c, dtype_, group_, category);
         return {Tensor::empty({r, c}, dtype_, category),
                 known ? known : shared_.histories.scale(history_)};
     }
-    // Where its largest magnitude is left; empty if nobody asks.
+    // The place for its largest magnitude; empty if nobody needs it.
     Tensor amax() const { return shared_.delayed() ? shared_.histories.amax(history_) : Tensor(); }
     DType dtype() const { return dtype_; }
 

@@ -1,16 +1,17 @@
-// The output head in fp8 (--head fp8), which the recipes leave in bf16: three products as any
-// linear's, each of which has the whole vocabulary as one of its dimensions. It makes training
-// faster by 9 % with `tensor` and by 6 % with `deepseek` (8 layers of Llama-3-8B, H100).
+// The output head in fp8 (--head fp8), which the recipes leave in bf16. It has three products, as
+// any linear, and in each of them the whole vocabulary is one dimension. It makes training faster
+// by 9 % with `tensor` and by 6 % with `deepseek` (8 layers of Llama-3-8B, H100).
 //
 //     logits = x W^T       dx = dlogits W       dW = dlogits^T x       W (V, h)
 //
-// With Llama-3-8B's 128,256 words the head costs as much as 2.4 layers: in a model cut to 8 layers
-// nearly a quarter of all products. Recipes leave it in bf16 all the same. Its errors go straight
-// into the loss, and dlogits = softmax - [target] has a number near 1 a token beside thousands of
-// 1e-5, which with one scale are subnormal in e4m3, though not in e5m2. What it costs: MEASURED.md.
+// With Llama-3-8B's 128,256 words the head costs as much as 2.4 layers: nearly a quarter of all
+// products in a model cut to 8 layers. Recipes leave it in bf16 all the same, because its errors go
+// straight into the loss. And dlogits = softmax - [target] has one number near 1 a token beside
+// thousands near 1e-5, which with one scale are subnormal in e4m3, though not in e5m2. MEASURED.md
+// shows what it costs.
 //
-// x, the logits and the weights stay in bf16, so a tied embedding is as before; each product rounds
-// what it multiplies. With the loss in chunks of tokens the weights are rounded once for all.
+// x, the logits and the weights stay in bf16, so a tied embedding works as before; each product
+// rounds its operands. If the loss comes in chunks of tokens, weights are rounded once for all.
 //
 // DeepSeek-V3 Technical Report, section 3.3.1 (arXiv 2412.19437), keeps its head in bf16.
 #pragma once
@@ -19,7 +20,7 @@
 
 namespace ultrascale::mixed_precision {
 
-// `Plain`: the head that communicates and computes the loss; this one only multiplies for it.
+// `Plain` is the head that communicates and computes the loss; this one only multiplies for it.
 template <class Plain>
 class Fp8Head : public Plain {
 public:
@@ -51,7 +52,7 @@ protected:
         product_->multiply(logits, x, {});
         return logits;
     }
-    // Both gradients need dlogits, which is large, so it is read once for both.
+    // Both gradients need dlogits, which is large, so it is read once for the two.
     void input_gradient(Tensor dx, const Tensor& dlogits, Saved& saved) const override {
         const auto [rows, columns] = product_->gradient_rounding().both(dlogits, {.columns = true});
         product_->input_product(dx, rows);

@@ -1,29 +1,29 @@
-// Quantisation fused into what comes before it. A linear's input is made by a norm, or by SwiGLU,
-// only to be rounded to 8 bits. If the operation that makes it rounds it at once, the 16-bit tensor
-// is never written, nor read: `deepseek` is 1 % faster than --unfused, and holds 1.0 GiB less (8
-// layers of Llama-3-8B, H200).
+// Quantisation fused into the operation before it. A norm, or SwiGLU, computes a linear's input
+// only for it to be rounded to 8 bits. If the same operation rounds it at once, the 16-bit tensor
+// is never written nor read: `deepseek` is 1 % faster than with --unfused, and holds 1.0 GiB less
+// (8 layers of Llama-3-8B, H200).
 //
 //     bytes of an element, forward          by itself                     fused
 //     norm (a scale for each row, tile)     read 2, write 2 | 2, 1        read 2, write 1
 //     norm (a scale for the tensor)         2, 2 | amax 2 | 2, 1          amax 2 | 2, 1
 //     SwiGLU (two inputs for an output)     4, 2 | 2, 1                   4, 1
 //
-// (Scales of rows read the input once more in the pass by itself; delayed ones need no amax pass.)
-// The results are the same bits.
+// (With scales of rows, the pass by itself reads the input once more; with delayed scales no pass
+// for amax is needed.) The results are the same bits.
 //
 //     residual stream x --+---------------------------- kept by the norm, for its own backward
 //                         +--> norm -> [ e4m3 | scales ] -> q, k, v
 //
-// But what about dW, which reads the linear's input x transposed? With one scale for the tensor it
-// is the same numbers: the 8-bit rows are kept instead of 16-bit ones, half as much, and transposed
-// in backward. Scales of rows and tiles differ between the two orientations; rounding the 8-bit
-// numbers once more would lose bits. So nothing is kept, and the norm is computed again in backward
-// from its own input, as DeepSeek-V3 does (section 3.2.3): one more pass, but 2 bytes less for each
-// element. SwiGLU's output was never kept.
+// But dW needs the linear's input x transposed. With one scale for the tensor, that has the same
+// numbers: the 8-bit rows are kept instead of 16-bit ones, which takes half as much, and they are
+// transposed in backward. Scales of rows and tiles differ between the two orientations, and
+// rounding the 8-bit numbers once more would lose bits. So nothing is kept, and backward computes
+// the norm again from its own input, as DeepSeek-V3 does (section 3.2.3): this takes one more pass,
+// but saves 2 bytes for each element. SwiGLU's output was never kept.
 //
-// The residual is not part of this: the products of o_proj and down_proj add it where they store
-// their sums, without a copy, and the norm reads the result. The final norm is left alone; the head
-// keeps its input in bf16.
+// The residual is not part of this: the products of o_proj and down_proj add it when they store
+// their sums, without a copy, and the norm reads the result. The final norm is unchanged, because
+// the head keeps its input in bf16.
 #pragma once
 
 #include "6_fp8_linear.h"
@@ -31,7 +31,7 @@
 
 namespace ultrascale::mixed_precision {
 
-// A norm whose output leaves in 8 bits, for the linear behind it.
+// A norm that writes its output in 8 bits, for the linear behind it.
 class FusedNorm : public Norm {
 public:
     explicit FusedNorm(const Norm& plain) : Norm(plain) {}
@@ -40,7 +40,7 @@ public:
         linear_ = &linear;
         linear.restore = [this](const Tensor& x, const Tensor&) { return output(x); };
     }
-    // Returns the numbers, e4m3, in x's shape; their scales go to the linear.
+    // Returns e4m3 numbers in x's shape; passes their scales to the linear.
     Tensor forward(const Tensor& x, Saved& saved, Context& context) override {
         if (!linear_) return Norm::forward(x, saved, context);
         const TraceName name(TraceName::part, name_);
@@ -58,19 +58,19 @@ public:
     }
 
 private:
-    // The same bits as a plain norm's.
+    // Computes the same bits as a plain norm.
     Tensor output(const Tensor& x) const {
         const Tensor y = Tensor::empty(x.shape(), x.dtype(), Memory::workspace),
                      rstd = Tensor::empty({x.rows()}, DType::fp32, Memory::workspace);
         ops::rmsnorm_forward(y, rstd, x, weight_->value, eps_);
         return y;
     }
-    Fp8Linear* linear_ = nullptr;  // of the same layer; the final norm has none
+    Fp8Linear* linear_ = nullptr;  // in the same layer; null for the final norm
 };
 
-// SwiGLU's output leaves in 8 bits. Its backward writes the gradients of gate and up in bf16, as
-// their scale is not known before the last of them; but it knows their largest magnitude then, so
-// that nobody has to look for it.
+// A SwiGLU that writes its output in 8 bits. Its backward writes the gradients of gate and up in
+// bf16, because their scale is not known until the last of them is. But then it knows their largest
+// magnitude, so nobody has to search for it.
 class FusedSwiGLU : public SwiGLU {
 public:
     FusedSwiGLU(SwiGLU&& plain, Fp8Linear& gate_up, Fp8Linear& down)
@@ -100,9 +100,9 @@ private:
     Fp8Linear &gate_up8_, &down8_;  // gate_up_ and down_, or inside them
 };
 
-// Fuses wherever a norm, or SwiGLU, meets an Fp8Linear: each pair is found by its names. A linear
-// that communicates first (chapter 03's) needs its input as it is, so this is for parts without
-// one.
+// Fuses every norm, and every SwiGLU, with the Fp8Linears next to it; pairs are found by their
+// names. A linear that communicates first (chapter 03's) needs its input in 16 bits, so this is for
+// models without such linears.
 inline void fuse_quantisation(ModuleFactories& factories, Fp8Linears& linears) {
     factories.norm = [&linears, plain = factories.norm](ParameterList& list,
                                                         const ModulePath& path) {

@@ -1,6 +1,6 @@
-// What is kept for backward in 8 bits (--keep-fp8): gate and up, which are most of a layer's
-// activations, each 128 features of a token with a scale (5_tiles.h), so that an outlier costs only
-// these their bits; and the linears' inputs. With `deepseek` the README's run takes 4.81 instead of
+// Activations kept for backward in 8 bits (--keep-fp8): gate and up, which are most of a layer's
+// activations, and the linears' inputs. Every 128 features of a token have a scale (5_tiles.h), so
+// an outlier costs only these their bits. With `deepseek` the README's run takes 4.81 instead of
 // 6.20 MiB of activations.
 //
 //     kept of a layer, bytes a token      bf16              --keep-fp8
@@ -10,14 +10,15 @@
 //     o                                   2 H D             1.5 H D + scales   (recipe deepseek)
 //     gate, up                            4 F               2 F  + scales
 //
-// The inputs of q,k,v and of gate,up are 2 h + scales in 8 bits (6_fp8_linear.h); where the norm
-// before them rounds them (7_fused_quantisation.h) they are that without --keep-fp8, too, and with
+// The inputs of q,k,v and of gate,up take 2 h + scales in 8 bits (6_fp8_linear.h). If the norm
+// before them rounds them (7_fused_quantisation.h), they do so without --keep-fp8, too, and with
 // scales of rows and tiles they are not kept at all.
 //
-// o is read twice in backward, by attention and as o_proj's input for dW. Errors of attention's
-// output reach its queries and keys as well, so DeepSeek-V3 keeps it with 6 bits of mantissa, e5m6:
-// 12 bits, and scales that are powers of two, so that rounding it to e4m3 afterwards is the only
-// rounding that matters. Both parts hold the same packed tensor. Forward multiplies o itself.
+// Backward reads o twice: in attention, and as o_proj's input for dW. An error in attention's
+// output also reaches the gradients of its queries and keys. So DeepSeek-V3 keeps it with 6 bits of
+// mantissa: e5m6, 12 bits, with scales that are powers of two, so that rounding it to e4m3
+// afterwards is the only rounding that matters. Both parts hold the same packed tensor. Forward
+// multiplies o before it is packed.
 //
 // DeepSeek-V3 Technical Report, section 3.3.3 (arXiv 2412.19437).
 #pragma once
@@ -32,7 +33,7 @@
 
 namespace ultrascale::mixed_precision {
 
-// Whether o is kept in 12 bits, which come in tiles of 128.
+// Whether o is kept in 12 bits: they come in tiles of 128.
 inline bool keeps_e5m6(const LlamaConfig& c, const PrecisionOptions& o) {
     return o.keep_fp8 && o.recipe.products == Products::tile && c.q_size() % ops::scale_block == 0;
 }
@@ -117,7 +118,7 @@ private:
     std::unique_ptr<FeedForward> inner_;
 };
 
-// Makes a model's parts keep what --keep-fp8 says.
+// Makes a model's parts keep their activations as --keep-fp8 asks.
 inline void keep_in_fp8(ModuleFactories& factories, const LlamaConfig& config,
                         const PrecisionOptions& options, Fp8Linears& linears) {
     if (!options.keep_fp8) return;

@@ -1,19 +1,20 @@
-// SwiGLU's outliers, and a cure (--smooth-swiglu). With features that are 2 x 10^5 times as large
-// as the others, what down_proj makes of the others is off by 7.7 % with one scale a tensor, by
-// 3.7 % smoothed (--demo swiglu).
+// SwiGLU's outliers, and a cure (--smooth-swiglu). If some features are 2 x 10^5 times as large as
+// the others, the others' part of down_proj's result is off by 7.7 % with one scale a tensor, but
+// by 3.7 % if smoothed (--demo swiglu).
 //
-// silu(gate) * up is a product of two linear functions of the same x. Where the two rows of weights
-// point the same way, as they tend to after long training, it grows with the square of x: a few
-// features become thousands of times as large as the others. With one scale for the whole tensor
-// the others then vanish in fp8, and training in fp8 diverges after hundreds of billions of tokens.
+// silu(gate) * up is a product of two linear functions of the same x. If their two rows of weights
+// point the same way, as they tend to after long training, the product grows with the square of x:
+// a few features become thousands of times as large as the others. With one scale for the whole
+// tensor the others then vanish in fp8, and training in fp8 diverges after hundreds of billions of
+// tokens.
 //
 // Smooth-SwiGLU divides each feature by a number of its own before it is rounded, and multiplies
-// the column of down_proj's weight that meets it by the same number:
+// the matching column of down_proj's weight by the same number:
 //
 //     y = (a / s) (W s)^T        s: a feature's largest magnitude, rounded to a power of two so
 //                                   that the division is exact
 //
-// In the backward dW = dy^T (a / s), times s.
+// In the backward dW = dy^T (a / s), multiplied by s.
 //
 // Fishman et al. 2024, Scaling FP8 training to trillion-token LLMs (arXiv 2409.12517).
 #pragma once
@@ -61,7 +62,7 @@ public:
 
 private:
     struct Smoothed {
-        Tensor x, scales;  // x / scales of its columns
+        Tensor x, scales;  // x divided by the scales of its columns
     };
     static Smoothed smoothed(const Tensor& x) {
         Smoothed s{Tensor::empty(x.shape(), x.dtype(), Memory::workspace),

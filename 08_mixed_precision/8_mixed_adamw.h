@@ -1,16 +1,18 @@
-// AdamW on tensors of any format (kernels/ops_adamw_any.h): read, computed in fp32, written back
-// in the recipe's format. Moments in 8 bits take 2 bytes a parameter instead of 8.
+// AdamW on tensors of any format (kernels/ops_adamw_any.h): it reads them, computes in fp32, and
+// writes them back in the recipe's format. Moments in 8 bits take 2 bytes a parameter instead of 8.
 //
 //     g = scale * gradient * clip        m, v = moments with g
 //     master -= lr * m / (sqrt(v) + eps)                 weights = master, rounded
 //
-// Moments in 8 bits are rounded stochastically. To nearest, v hardly shrinks: without a gradient
-// it becomes 0.95 v, but 0.95 * 1.25 = 1.1875 lies halfway between e4m3's 1.125 and 1.25, and ties
-// go to the even one, 1.25. And v never becomes 0, or Adam would divide by eps.
+// Moments in 8 bits are rounded stochastically. Rounded to nearest, v hardly shrinks: without a
+// gradient it becomes 0.95 v, but 0.95 * 1.25 = 1.1875 lies halfway between e4m3's 1.125 and 1.25,
+// and ties go to the even one, 1.25. And v is never rounded to 0, because then Adam would divide by
+// eps, and the update would be huge.
 //
-// Without master weights the sum is rounded to the weights' own format: to nearest, which loses an
-// update below half a step, or stochastically (8_stochastic_rounding.h). Weights in fp8 are rounded
-// afterwards, as their scales depend on all of a matrix (Fp8Linears::round_weights).
+// Without master weights, the sum of weight and update is rounded to the weights' own format: to
+// nearest, which loses an update below half a step, or stochastically (8_stochastic_rounding.h).
+// Weights in fp8 are rounded afterwards, because their scales depend on the whole matrix
+// (Fp8Linears::round_weights).
 #pragma once
 
 #include "8_storage.h"
@@ -25,8 +27,8 @@ public:
                uint64_t seed)
         : storage_(storage), recipe_(recipe), options_(options), seed_(seed) {}
 
-    // One update, unless `skip` (1) int32 on the device is there and not 0. squared_norm (1) fp64:
-    // of the gradients with their scales.
+    // Makes one update, unless `skip` ((1) int32 on the device) is given and not 0. squared_norm,
+    // (1) fp64, is that of the gradients with their scales.
     void step(double lr, const Tensor& squared_norm, const Tensor& skip = {}) {
         ++steps_;
         const ops::AdamWSettings settings = {.lr = float(lr),
@@ -41,12 +43,13 @@ public:
             if (!items.empty()) ops::adamw_any(items, squared_norm, settings, skip);
         }
     }
-    // The last step was skipped: its number is free again.
+    // Takes the last step's number back, because the step was skipped.
     void take_back() { --steps_; }
     void set_steps_done(int64_t steps) { steps_ = steps; }
 
-    // For a checkpoint: "exp_avg.<parameter>", "exp_avg_sq.<parameter>", "master.<parameter>" where
-    // the weights alone do not say as much, and their scales: "scale.exp_avg.<parameter>".
+    // The states for a checkpoint: "exp_avg.<parameter>", "exp_avg_sq.<parameter>";
+    // "master.<parameter>" if the weights alone do not say as much; and their scales:
+    // "scale.exp_avg.<parameter>".
     std::vector<TensorPart> states() const {
         std::vector<TensorPart> all;
         const auto add = [&](const std::string& prefix, const Storage::StoredParameter& h,

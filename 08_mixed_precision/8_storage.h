@@ -1,17 +1,17 @@
 // The tensors of a recipe (3_recipes.h): every parameter's weights, master weights, gradients and
-// moments, each in its format, and the scales of those that have one. Products in 8 bits save time,
-// this saves memory: a parameter takes 9 bytes with `fp8-lm`, where bf16 takes 16.
+// moments, each in its format, and the scales of those that have one. Products in 8 bits save time;
+// storage in 8 bits saves memory: a parameter takes 9 bytes with `fp8-lm`, but 16 with bf16.
 //
 //     linears   [q k v o gate up down, layer 0 | layer 1 | ...]     one flat tensor for each column
 //     the rest  [embedding | norms | head]                          of the recipe's table
 //
-// Neighbours in the model are neighbours in memory, as the products of stacked weights need it.
+// Neighbours in the model are neighbours in memory, as products of stacked weights need it.
 //
 // A tensor in fp8, and master weights and moments in fp16, stand for scale * tensor, with one scale
-// a parameter. (Moments: the second one is as small as the gradient's square, 1e-12 and less.
-// Without a scale fp16 would hold zeros.) Weights in fp8 have the scales of their products instead
-// (6_fp8_linear.h). Gradients in 16 bits get a scale, too, where the loss is scaled: dividing them
-// in place would lose the bits that the loss scale has saved.
+// a parameter. (The second moment is as small as the gradient's square, 1e-12 and less: without a
+// scale fp16 would hold zeros.) Weights in fp8 have the scales of their products instead
+// (6_fp8_linear.h). If the loss is scaled, gradients in 16 bits get a scale, too: dividing them in
+// place would lose the bits that the loss scale has saved.
 #pragma once
 
 #include <algorithm>
@@ -25,21 +25,21 @@
 
 namespace ultrascale::mixed_precision {
 
-// Whether each parameter's tensor of such a state has a scale.
+// Whether a state in this dtype has a scale for each parameter.
 inline bool state_is_scaled(DType dtype) { return is_fp8(dtype) || dtype == DType::fp16; }
-// Whether each gradient has one.
+// Whether gradients have a scale for each parameter.
 inline bool gradients_are_scaled(const Recipe& r) {
     return is_fp8(r.read()) || (r.loss_scale && r.read() != DType::fp32);
 }
 
-// x in fp32, times its scale (1), if it has one: x itself, or a copy.
+// Returns x in fp32, times its scale (1), if it has one: x itself, or a copy.
 inline Tensor to_fp32(const Tensor& x, const Tensor& scale) {
     if (!scale && x.dtype() == DType::fp32) return x;
     Tensor wide = Tensor::empty(x.shape(), DType::fp32, Memory::workspace);
     const int64_t n = x.numel();
     if (is_fp8(x.dtype()))
         ops::dequantise(wide, {x, scale}, ops::ScaleGroup::tensor);
-    else if (scale)  // as a single column
+    else if (scale)  // x is taken as a single column
         ops::scale_columns(wide.view({n, 1}), x.view({n, 1}), scale);
     else
         ops::copy(wide, x);
@@ -51,16 +51,16 @@ public:
     struct StoredParameter {
         Parameter* parameter;
         const Recipe* recipe;
-        Tensor value, master, m, v;  // master: value itself where the recipe has none
+        Tensor value, master, m, v;  // master: value itself if the recipe has none
         Tensor accumulated, gradient;
         Tensor master_scale, m_scale, v_scale, gradient_scale;  // (1) fp32, or empty
-        // The value is rounded from the master after an update, not with it: its scales depend on
-        // all of a matrix, or the master's own rounding comes before.
+        // Whether the value is rounded from the master only after the update: its scales depend on
+        // the whole matrix, or the master itself is rounded first.
         bool value_later() const { return is_fp8(value.dtype()) || master_scale; }
         Tensor sum() const { return accumulated ? accumulated : gradient; }
         Tensor read() const { return gradient ? gradient : accumulated; }
-        // Whether the sums are rounded to gradients on this rank alone. (Gradients in fp8 are
-        // rounded by 9_fp8_all_reduce.h, whose scale depends on all ranks.)
+        // Whether this rank rounds its sums to gradients. (9_fp8_all_reduce.h rounds gradients in
+        // fp8, because their scale depends on all ranks.)
         bool rounds() const { return accumulated && gradient && !is_fp8(gradient.dtype()); }
     };
 
@@ -87,15 +87,15 @@ public:
     std::span<StoredParameter> linears() { return std::span(held_).first(linears_); }
     std::span<StoredParameter> rest() { return std::span(held_).subspan(linears_, rest_); }
 
-    // After ParameterList::begin_gradients(). Backward adds to the accumulated gradients, where
-    // there are some. A sum of one term needs none: backward writes it rounded.
+    // Called after ParameterList::begin_gradients(). Backward adds to the accumulated gradients, if
+    // there are any. A sum of one term needs none: backward writes it rounded.
     void begin_step() {
         for (StoredParameter& h : held_) {
             const bool one_term = h.parameter->contributions == 1 && h.parameter->added_at_once;
             h.parameter->grad = h.rounds() && one_term ? h.gradient : h.sum();
         }
     }
-    // The micro-batches are done: rounds the accumulated gradients to what ranks sum.
+    // Called after the micro-batches: rounds accumulated gradients to the format that ranks sum.
     void round_gradients() {
         for (StoredParameter& h : held_) {
             const bool summed = h.parameter->grad.data() == h.sum().data();
@@ -104,8 +104,9 @@ public:
         }
     }
 
-    // The loss was multiplied by `scale`: gradients in fp32 are divided in place, of the others the
-    // scale. In 16 bits that is all their scale is, and the last step's is still there.
+    // Undoes the multiplication of the loss by `scale`. Gradients in fp32 are divided in place; for
+    // the others the scale is divided. In 16 bits a gradient has no other scale, so the last step's
+    // is overwritten.
     void unscale(double scale) {
         for (StoredParameter& h : held_) {
             if (!h.gradient_scale) {
@@ -118,7 +119,7 @@ public:
         }
     }
 
-    // The gradients by dtype, for operations that take a list of one.
+    // The gradients, one list for each dtype, as operations need it.
     std::vector<std::vector<Tensor>> gradients() const {
         std::vector<std::vector<Tensor>> lists(2);
         for (size_t i = 0; i < held_.size(); ++i)
@@ -126,7 +127,7 @@ public:
         std::erase_if(lists, [](const auto& list) { return list.empty(); });
         return lists;
     }
-    // The sum of squares of the whole gradient: (1) fp64 on the device.
+    // Returns the sum of squares of the whole gradient: (1) fp64 on the device.
     Tensor squared_norm() const {
         Tensor sum = Tensor::zeros({1}, DType::fp64, Memory::workspace);
         std::vector<Tensor> plain;  // without a scale; one call for each dtype
@@ -147,16 +148,16 @@ public:
         }
         return sum;
     }
-    // A gradient in fp32, with its scale.
+    // Returns a gradient in fp32, with its scale applied.
     static Tensor unscaled(const StoredParameter& h) { return to_fp32(h.read(), h.gradient_scale); }
     std::vector<TensorPart> unscaled_gradients() const {
         std::vector<TensorPart> parts;
         for (const StoredParameter& h : held_) parts.emplace_back(*h.parameter, unscaled(h));
         return parts;
     }
-    // The weights as exactly as they are known, in fp32.
+    // Returns the weights in fp32, as exactly as they are known.
     static Tensor exact(const StoredParameter& h) { return to_fp32(h.master, h.master_scale); }
-    // Sets the master weights to fp32 values, with a scale as the update's where they have one.
+    // Sets the master weights to fp32 values, with a scale like the update's if they have one.
     static void set_exact(StoredParameter& h, const Tensor& fp32) {
         if (!h.master_scale) return ops::copy(h.master, fp32);
         const std::vector<float> values = fp32.to_host<float>();

@@ -7,8 +7,8 @@
 //                and gives the sum to all                       all-gather,  (n-1)/n bytes
 //     4. sum of gradients = scale / f * sum of q
 //
-// Step 3 is an all-reduce whose sums are rounded once. (In a ring, which passes partial sums on,
-// they would be rounded at every hop: with 64 ranks most of the signal is lost, --demo all-reduce.)
+// Step 3 is an all-reduce whose sums are rounded only once. (A ring, which passes partial sums on,
+// would round them at every hop: with 64 ranks most of the signal is lost, see --demo all-reduce.)
 // The sums are numbers of e4m3 again, so the factor f decides what they lose:
 //
 //     post        f = 1       n equal numbers near the largest: the sum is n times as large, and
@@ -33,7 +33,7 @@ namespace ultrascale::mixed_precision {
 
 class Fp8AllReduce {
 public:
-    // The factor mu is a part of the training's state; of a new run it is 1 / ranks.
+    // The factor mu is a part of the training's state; in a new run it is 1 / ranks.
     Fp8AllReduce(SumScaling scaling, bool used, ParameterList& parameters, int ranks)
         : scaling_(scaling), mu_(1.0 / ranks) {
         if (!used) return;
@@ -45,18 +45,18 @@ public:
     double factor(int n) const {
         return scaling_ == SumScaling::pre ? 1.0 / n : scaling_ == SumScaling::post ? 1.0 : mu_;
     }
-    // The part of the last step's sums that are at the format's largest number.
+    // The share of the last step's sums that are at the format's largest number.
     double saturated() const { return elements_ > 0 ? double(counted_) / double(elements_) : 0; }
 
-    // gradients[i] (e4m3) with scales[i] (1) = the sum over `ranks` of sums[i], in fp32 or 16 bits.
-    // All ranks call it, with the same shapes.
+    // Sets gradients[i] (e4m3) with scales[i] (1) to the sum over `ranks` of sums[i], in fp32 or 16
+    // bits. All ranks call it, with the same shapes.
     void operator()(const std::vector<Tensor>& gradients, const std::vector<Tensor>& scales,
                     const std::vector<Tensor>& sums, const Communicator& ranks) {
         const size_t tensors = sums.size();
         const int n = ranks.size();
         const Tensor amax = Tensor::zeros({int64_t(tensors)}, DType::fp32, Memory::workspace);
         for (size_t i = 0; i < tensors; ++i) {
-            const ops::Quantised rough{gradients[i], scales[i]};  // for its amax
+            const ops::Quantised rough{gradients[i], scales[i]};  // written only to find its amax
             ops::quantise(rough, {}, as_matrix(sums[i]), {}, one(amax, i));
         }
         if (n == 1) return;
@@ -75,7 +75,7 @@ public:
         }
     }
 
-    // After the step, when the host waits anyway: adapts mu.
+    // Called after the step, when the host waits anyway: adapts mu.
     void end_step() {
         if (!saturated_) return;
         counted_ = saturated_.to_host<int32_t>()[0];
@@ -86,7 +86,7 @@ public:
             mu_ = std::min(mu_ * std::exp2(1.0 / 1000), 1.0);
         ops::fill(state_, float(mu_));
     }
-    // Of so many elements, those that each of n ranks sums.
+    // The number of elements, of so many, that each of n ranks sums.
     static int64_t slice(int64_t elements, int n) { return (elements + n - 1) / n; }
     void resume() {
         if (state_) mu_ = double(state_.to_host<float>()[0]);
@@ -117,7 +117,7 @@ private:
 
     SumScaling scaling_;
     double mu_;
-    int64_t counted_ = 0, elements_ = 0;  // sums at the largest number, of all, in the last step
+    int64_t counted_ = 0, elements_ = 0;  // the last step's saturated sums; all its sums
     Tensor state_, saturated_;            // (1) mu; (1) counted so far
 };
 

@@ -1,14 +1,14 @@
-// What Hopper's tensor cores lose of a sum of 8-bit products, emulated on the host.
+// Emulates on the host what Hopper's tensor cores lose in a sum of 8-bit products.
 //
-// A tensor core takes 32 products and the sum before them at a time. It shifts all of them to the
-// exponent of the largest, keeps `bits` bits from there on and cuts off the rest:
+// A tensor core adds 32 products at a time to the sum before them. It shifts all of them to the
+// exponent of the largest, keeps `bits` bits from there on, and cuts off the rest:
 //
 //     sum       1.0110100111010 |                     a sum that has grown
 //     product   0.0000000011011 | 101  <- cut off     is given less and less of the products
 //
-// With 14 bits and k = 4096 that costs up to 2 % of a result. The cure: after every `promote_every`
-// products the sum leaves for an fp32 register on the CUDA cores, and the tensor cores begin anew
-// at zero (DeepSeek-V3 Technical Report, section 3.3.2; the kernels that do it:
+// With 14 bits and k = 4096 this costs up to 2 % of a result. The cure: after every `promote_every`
+// products the sum moves to an fp32 register on the CUDA cores, and the tensor cores begin again at
+// zero (DeepSeek-V3 Technical Report, section 3.3.2; our kernel that does it is
 // kernels/fp8_blocks_wgmma.cu).
 #pragma once
 
@@ -22,7 +22,7 @@
 namespace ultrascale::mixed_precision {
 
 struct Accumulator {
-    int bits = 14;                // with the leading one; 0: exact sums, rounded to fp32 at the end
+    int bits = 14;  // the leading one included; 0: exact sums, rounded to fp32 at the end
     int64_t promote_every = 128;  // k; a multiple of 32. 0: never
 };
 
@@ -30,10 +30,10 @@ namespace accumulator {
 
 inline constexpr int64_t products_at_a_time = 32;  // k of one fp8 instruction
 
-// The part of x that is a multiple of `unit`.
+// Rounds x toward zero to a multiple of `unit`.
 inline double cut(double x, double unit) { return std::trunc(x / unit) * unit; }
 
-// sum + the products, as a tensor core adds them.
+// Adds the products to `sum` as a tensor core does.
 inline double add_step(double sum, const float* a, const float* b, int64_t n, int bits) {
     double products[products_at_a_time], largest = std::abs(sum);
     for (int64_t i = 0; i < n; ++i) {
@@ -49,7 +49,7 @@ inline double add_step(double sum, const float* a, const float* b, int64_t n, in
 
 }  // namespace accumulator
 
-// The sum of a[i] b[i], of fp8 numbers (or others whose products are exact in fp32).
+// Returns the sum of a[i] b[i] for fp8 numbers (or others whose products are exact in fp32).
 inline float emulated_dot(std::span<const float> a, std::span<const float> b,
                           const Accumulator& how) {
     using namespace accumulator;
@@ -73,7 +73,7 @@ inline float emulated_dot(std::span<const float> a, std::span<const float> b,
     return total + float(sum);
 }
 
-// d (M, N) = a (M, K) b (N, K)^T, all row-major on the host, on all threads.
+// Computes d (M, N) = a (M, K) b (N, K)^T, all row-major on the host, with all threads.
 inline void emulated_matmul(std::span<float> d, std::span<const float> a, std::span<const float> b,
                             int64_t M, int64_t N, int64_t K, const Accumulator& how) {
     check(int64_t(d.size()) == M * N && int64_t(a.size()) == M * K && int64_t(b.size()) == N * K,

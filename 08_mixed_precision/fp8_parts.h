@@ -1,5 +1,5 @@
-// The model's parts that multiply in fp8, for what concerns all of them: which they are, and their
-// weights, rounded anew after every update.
+// The model's parts that multiply in fp8, as a whole: finds and connects them, and rounds their
+// weights anew after every update.
 #pragma once
 
 #include <map>
@@ -20,8 +20,7 @@ public:
         : Fp8Linears(std::make_shared<Fp8Shared>(options)) {}
     explicit Fp8Linears(std::shared_ptr<Fp8Shared> shared) : shared_(std::move(shared)) {}
 
-    // Makes a model's linears multiply in fp8, whatever is wrapped around them, and with --head fp8
-    // a plain head.
+    // Makes a model's linears multiply in fp8, whatever wraps them, and with --head fp8 its head.
     void add_to(ModuleFactories& factories) {
         if (!shared_->options.recipe.fp8()) return;
         factories.gemm = [this](ParameterList&, const ModulePath&, std::vector<Parameter*> rows,
@@ -50,17 +49,17 @@ public:
         for (const auto& stack : stacks_) all.insert(stack.begin(), stack.end());
         return all;
     }
-    // The linear whose first weight is `name`.weight ("model.layers.3.self_attn.q_proj"), as far as
-    // the model is built; nullptr: there is none, or it is another kind of linear.
+    // Returns the linear whose first weight is `name`.weight ("model.layers.3.self_attn.q_proj"),
+    // if it is built already; nullptr if there is none, or if it is another kind of linear.
     Fp8Linear* find(const std::string& name) const {
         const auto found = by_name_.find(name);
         return found == by_name_.end() ? nullptr : found->second;
     }
-    // A part that feeds this linear: they are connected when the model is built.
+    // Remembers a part that feeds this linear: `connect` is called when the model is built.
     void when_built(const std::string& name, std::function<void(Fp8Linear&)> connect) {
         connections_.emplace_back(name, std::move(connect));
     }
-    // After the model is built: who feeds whom, scales, and the histories' buffers.
+    // Called after the model is built: connects the parts, allocates scales and history buffers.
     void allocate(ParameterList& parameters) {
         for (const auto& [name, connect] : std::exchange(connections_, {}))
             if (Fp8Linear* linear = find(name)) connect(*linear);
@@ -82,7 +81,7 @@ public:
     AmaxHistories& histories() { return shared_->histories; }
 
 private:
-    // One matrix of all rows. With scales of their own they come to fp32 first.
+    // Returns one matrix of all rows. Rows with scales of their own are converted to fp32 first.
     static Tensor stacked_masters(std::span<Storage::StoredParameter> stack) {
         int64_t rows = 0;
         for (const Storage::StoredParameter& h : stack) rows += h.master.size(0);

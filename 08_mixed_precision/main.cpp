@@ -21,9 +21,9 @@ using namespace ultrascale::mixed_precision;
 
 namespace {
 
-// One training step. The loss is multiplied by a scale, which all gradients carry through backward
-// and through the sum over the ranks; they are divided by it before they are clipped. If any number
-// overflowed on any rank, no rank updates its weights.
+// One training step. The loss is multiplied by a scale, so all gradients carry this factor through
+// backward and through the sum over the ranks; they are divided by it before they are clipped. If a
+// gradient overflowed on any rank, no rank updates its weights.
 void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     Llama& model = training.model;
     const double scale = training.loss_scale.scale();
@@ -43,8 +43,8 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     step.finish(scalar(step.loss) / scale, scalar(squared_norm));
 }
 
-// Trains. Returns false if the result differs from the same recipe on one device, or memory or
-// communication from their predictions.
+// Trains. Returns false if the result differs from that of the same recipe on one device, or if
+// memory or communication differ from their predictions.
 bool train(const Options& options, const PrecisionOptions& precision, Trap trap,
            const StepShape& shape) {
     const Communicator& world = Communicator::world();

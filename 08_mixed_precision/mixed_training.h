@@ -1,5 +1,5 @@
-// A model in a recipe, with all that a training step works on. Two of them exist in a run with
-// --verify: the run's own, and the one that rank 0 trains by itself for comparison (reference.h).
+// A model in a recipe, with all that a training step works on. A run with --verify has two of them:
+// its own, and the one that rank 0 trains by itself for comparison (reference.h).
 #pragma once
 
 #include "4_loss_scale.h"
@@ -14,8 +14,8 @@ namespace ultrascale::mixed_precision {
 
 class MixedTraining : public Updater {
 public:
-    // `watch` may wrap the model's parts, e.g. to count what passes through them; `shared` may
-    // multiply in another way.
+    // `watch` may wrap the model's parts, for example to count what passes through them; `shared`
+    // may multiply in another way.
     MixedTraining(const LlamaConfig& config, const ModelOptions& model_options,
                   const PrecisionOptions& chosen, const Options& run_options,
                   const std::function<void(ModuleFactories&)>& watch = {},
@@ -45,24 +45,22 @@ public:
         model.parameters().begin_gradients(micro_batches);
         storage.begin_step();
     }
-    // The gradients of the whole step: rounded to what is sent, and summed over the ranks.
+    // Rounds the step's gradients to the format that is sent, and sums them over the ranks.
     void sum_gradients(const Mesh& mesh) {
         explain("gradients: rounded to what is sent, and summed over dp");
         phase("sum gradients", [&] { sum_rounded_gradients(mesh.group("dp")); });
     }
-    // Divides the gradients by the loss scale, and agrees with the other ranks on whether any of
-    // them overflowed.
+    // Divides the gradients by the loss scale. The ranks agree on whether any gradient overflowed.
     virtual void unscale(double scale, const Mesh& mesh) {
         phase("agree", [&] { loss_scale.agree(storage.gradients(), mesh.group("dp")); });
         phase("unscale", [&] { storage.unscale(scale); });
     }
-    // AdamW clips by the gradients' own norm. Then the weights are rounded that it has not rounded
-    // itself.
+    // AdamW clips by the gradients' own norm. Then the weights that it has not rounded are rounded.
     void update(double lr, const Tensor& squared_norm) override {
         optimizer.step(lr, squared_norm, loss_scale.skip());
         round_those_left();
     }
-    // After the update, when the host waits anyway. Returns whether the update was skipped.
+    // Called after the update, when the host waits anyway. Returns whether the update was skipped.
     bool end_step(int64_t step, const Mesh& mesh) {
         linears.histories().end_step(mesh.group("dp"));
         fp8_sum.end_step();
@@ -84,7 +82,7 @@ public:
         else
             for (size_t i = 0; i < weights.size(); ++i)
                 draw(**(parameters.begin() + std::ptrdiff_t(i)), 0, weights[i].tensor, from.seed);
-        // All begin with weights that their activations' dtype can hold, as 00_single_gpu does.
+        // As in 00_single_gpu, all begin with weights that their activations' dtype can hold.
         for (TensorPart& weight : weights) {
             check_range(weight, from.load);
             const Tensor narrow =
@@ -98,7 +96,7 @@ public:
         resume(state.step);
         return state;
     }
-    // Weights in fp32, rounded to all formats.
+    // Sets the weights from fp32, rounded to all formats.
     void set_weights(const std::vector<TensorPart>& weights) {
         for (Storage::StoredParameter& h : storage.all()) {
             const auto found = std::ranges::find(weights, h.parameter->name, &TensorPart::name);
@@ -107,7 +105,7 @@ public:
         }
         weights_from_masters();
     }
-    // After the states were read.
+    // Called after the states were read.
     void resume(int64_t steps) {
         optimizer.set_steps_done(steps);
         loss_scale.resume();

@@ -3,9 +3,9 @@
 //     rank = (((pp x DP + dp) x EP + ep) x CP + cp) x TP + tp        for --order tp,cp,ep,dp,pp
 //
 // The first axis of --order has neighbouring ranks, which share a machine and its fastest links. So
-// it should be the one that communicates most: tensor parallelism, several times a layer and with
-// nothing to hide it; then context parallelism and experts, in every layer but partly hidden; then
-// the sums of gradients, once a step; and last the pipeline, whose messages are the smallest.
+// it should be the axis that communicates most: tensor parallelism, several times a layer and with
+// nothing to hide it. Then come context parallelism and experts, in every layer but partly hidden;
+// then the sums of gradients, once a step; and last the pipeline, whose messages are the smallest.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 
-// This chapter combines the others: in it, their names need no prefix.
+// This chapter combines the others, so it uses their names without a prefix.
 namespace ultrascale {
 namespace data_parallel {}
 namespace zero {}
@@ -36,7 +36,7 @@ using namespace expert_parallel;
 using namespace mixed_precision;
 
 struct Axes {
-    int dp = 0, tp = 1, cp = 1, ep = 1, pp = 1;  // dp 0: the ranks that are left
+    int dp = 0, tp = 1, cp = 1, ep = 1, pp = 1;  // dp 0: all ranks that are left
     std::vector<std::string> order = {"tp", "cp", "ep", "dp", "pp"};  // neighbours first
 
     static int Axes::*named(const std::string& axis) {
@@ -47,7 +47,7 @@ struct Axes {
                               : &Axes::pp;
     }
     int size(const std::string& axis) const { return this->*named(axis); }
-    // Ranks between two neighbours along an axis.
+    // Returns the distance in ranks between two neighbours along an axis.
     int stride(const std::string& axis) const {
         // exercise 09.1 begin: the product of the axes that come before it in the order
         int ranks = 1;
@@ -59,7 +59,7 @@ struct Axes {
         // exercise 09.1 end
     }
 
-    // Sets dp, or checks it. UserError if the axes do not make `ranks`.
+    // Sets dp, or checks it. Throws UserError if the product of the axes is not `ranks`.
     void complete(int ranks) {
         int64_t others = 1;  // does not grow beyond ranks * 2^20
         for (const int size : {tp, cp, ep, pp})
@@ -69,7 +69,7 @@ struct Axes {
                        dp > 0 ? fmt::format(" --dp {}", dp) : "", format_count(ranks, "rank"));
         dp = int(ranks / others);
     }
-    // "tp,cp,ep,dp,pp" in another order.
+    // Sets the order of the axes: "tp,cp,ep,dp,pp" in any order.
     void set_order(const std::string& words) {
         std::vector<std::string> given;
         for (size_t at = 0; at <= words.size();) {

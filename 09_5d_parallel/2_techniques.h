@@ -1,4 +1,4 @@
-// Which techniques a run combines, each in its chapter's own terms.
+// The techniques that a run combines, each in its chapter's own terms.
 #pragma once
 
 #include "02_zero/zero_options.h"
@@ -16,7 +16,7 @@ namespace ultrascale::five_d {
 struct Techniques {
     Axes axes;
     ZeroOptions zero{.stage = 0};
-    double bucket_mb = 25;  // of --zero 0
+    double bucket_mb = 25;  // for --zero 0
     TensorOptions tensor;
     ContextOptions context;
     ExpertOptions experts{.aux = Aux::megatron};
@@ -30,7 +30,7 @@ struct Techniques {
     }
 };
 
-// The shape with the heads that a rank of tp has.
+// The shape, with only the heads that a rank of tp has.
 inline StepShape with_heads_of(StepShape shape, int tp, int rank) {
     const HeadSplit heads = split_heads(shape.config, tp, rank);
     shape.config.heads = heads.heads, shape.config.kv_heads = heads.kv_heads;

@@ -1,5 +1,5 @@
-// --zero 0: plain data parallelism, with the gradients of chapter 01's buckets and an optimizer
-// that every rank runs whole.
+// --zero 0: plain data parallelism. Gradients are summed in chapter 01's buckets, and every rank
+// runs the whole optimizer.
 #pragma once
 
 #include "01_data_parallel/3_buckets.h"

@@ -1,5 +1,5 @@
-// The order in which the techniques are put together. Each is its own chapter's code; here is only
-// who wraps whom.
+// The order in which the techniques are put together. Each technique is its own chapter's code;
+// this file only says who wraps whom.
 //
 //     what a layer computes      the innermost first: how a product multiplies (08), which rows or
 //                                columns of it a rank has (03), whose keys its queries meet (04),
@@ -27,8 +27,8 @@ namespace ultrascale::five_d {
 
 class Composition {
 public:
-    // All ranks of `world`, which must live as long, call it. Parameters are described, but have no
-    // storage before updates->start().
+    // All ranks of `world` call it, and `world` must outlive it. Parameters are described, but have
+    // no storage before updates->start().
     Composition(const Options& options, const StepShape& step_shape, const Techniques& chosen,
                 const Communicator& world = Communicator::world())
         : shape(step_shape),
@@ -49,6 +49,8 @@ public:
           executor(schedule, plan, own, messages, mesh.group("pp").rank()),
           units(own.units()) {
         add_holders(mesh, schedule, shape.config);
+        // On a GPU the executor loads the kernels before its first step, by running all stages
+        // once. What the experts have counted then is discarded.
         executor.kernels_loaded = [this] {
             if (experts) experts->balance().begin_step(), experts->statistics().clear();
         };
@@ -59,7 +61,7 @@ public:
     }
     Composition(const Composition&) = delete;  // its members refer to each other
 
-    // The samples of this rank, and its part of each sequence.
+    // Which samples this rank trains on, and which part of each sequence.
     DataSlice data_slice() const {
         // exercise 09.2 begin: which ranks have samples of their own? and which a part of each
         const Communicator& replicas = mesh.group({"dp", "ep"});
@@ -70,19 +72,19 @@ public:
         return slice;
         // exercise 09.2 end
     }
-    // The residual stream between two layers or stages, of B sequences of which this rank has T
-    // tokens: (B, T, h), or with sequence parallelism (B T / tp, h).
+    // The residual stream between two layers or stages, for B sequences of which this rank has T
+    // tokens each: (B, T, h), or with sequence parallelism (B T / tp, h).
     Shape stream_shape(int64_t B, int64_t T) const {
         const int64_t h = shape.config.hidden;
         if (techniques.tensor.sequence_parallel) return {B * T / techniques.tensor.tp, h};
         return {B, T, h};
     }
-    // Of a full bucket.
+    // The number of elements of a full bucket.
     int64_t bucket_elements() const {
         return int64_t(techniques.bucket_mb * 1048576) / dtype_bytes(shape.grad_dtype);
     }
     const Communicator& pp() const { return mesh.group("pp"); }
-    // The ranks whose losses add up. Those along tp have the same one.
+    // The ranks whose losses add up. The ranks along tp have the same loss, so it counts once.
     const Communicator& loss_group() const { return mesh.group({"pp", "dp", "ep", "cp"}); }
 
     const StepShape shape;
@@ -91,12 +93,12 @@ public:
     const Schedule schedule;
     const std::vector<Stage> stages;
     TensorParallel tensor;
-    const StepShape local_heads_shape;  // the shape, with the heads that this rank has
+    const StepShape local_heads_shape;  // the shape as attention sees it: with this rank's heads
     ContextParallel context;
     const SharedTokens tokens;
     std::unique_ptr<ExpertParallel> experts;  // none in a dense model
-    Fp8Linears fp8;                           // if the recipe has them
-    RankStages own;                           // this rank's stages
+    Fp8Linears fp8;                           // used if the recipe multiplies in fp8
+    RankStages own;                           // this rank's stages of the model
     const MessagePlan plan;
     Messages messages;
     Executor executor;
@@ -117,8 +119,8 @@ private:
         }
         return factories;
     }
-    // Which rows of a micro-batch this rank routes: sequence parallelism deals out those that
-    // context parallelism has left it.
+    // The tokens of a micro-batch that this rank routes to experts. Context parallelism leaves it a
+    // part of each sequence; sequence parallelism deals out that part's tokens to the ranks of tp.
     SharedTokens shared_tokens() const {
         const bool rows = techniques.tensor.sequence_parallel;
         const Communicator& ranks = rows ? mesh.group({"cp", "tp"}) : mesh.group("cp");
@@ -128,6 +130,8 @@ private:
         shared.tokens = [this, rows](int64_t count) {
             std::vector<TokenRange> token_ranges{{0, 0, count}}, all;
             if (rows) token_ranges = tensor.tokens(count);
+            // Context parallelism leaves this rank T tokens of each sequence. Of these, `at` is the
+            // token of row i, and position() says where it is in the whole sequence.
             const int64_t T = context.local_length();
             for (const TokenRange& range : token_ranges)
                 for (int64_t i = 0; i < range.count; ++i) {

@@ -1,6 +1,6 @@
 // Chapter 09: everything together. Data, tensor, context, expert and pipeline parallelism with
-// ZeRO, on request with products in fp8: the chapters' own code, put together by 4_composition.h.
-// What cannot work together is refused. Which layout is fastest is the question of planner/.
+// ZeRO, on request with products in fp8. The code is the chapters' own; 4_composition.h puts it
+// together. Combinations that cannot work are refused. planner/ says which layout is fastest.
 #include "05_pipeline/4_executor/forward_only.h"
 #include "lab/compare.h"
 #include "lab/options.h"
@@ -22,14 +22,17 @@ void run_micro_batches(Step& step, Llama& model, Updater& updates) {
     }
 }
 
-// In a pipeline several are in flight, in the schedule's order.
+// In a pipeline several micro-batches are in flight, in the schedule's order.
 void run_pipeline(Step& step, Executor& executor, Updater& updates) {
     executor.run(step, &updates);
     updates.end_all_micro_batches();
 }
 
-// One training step. What the layers communicate inside forward and backward, and what the updates'
-// hooks do around each unit, is written in the chapters.
+// One training step. The techniques communicate inside these calls: layers in forward and backward
+// (03, 04, 06), stages in the executor (05). Gradients are summed during backward, by the hooks of
+// `updates` (01, 02). Each of schedule.copies() copies of the model (DualPipe has two) takes its
+// part of the micro-batches. Experts may count the step's choices first, but only without a
+// pipeline: then chunk(0) is the whole model.
 void train_step(Step& step, Composition& all) {
     Updater& updates = *all.updates;
     updates.begin_step(step.accumulated / all.schedule.copies());
@@ -46,7 +49,7 @@ void train_step(Step& step, Composition& all) {
 }
 
 // Trains, among the ranks of `world`. Returns false if the result differs from plain training on
-// one device, or memory or communication from their predictions.
+// one device, or if memory or communication differ from their predictions.
 bool train(const Options& options, const Techniques& techniques, const StepShape& shape,
            const Communicator& world = Communicator::world()) {
     Composition all(options, shape, techniques, world);
@@ -76,7 +79,7 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
     Fp8Linears reference_linears(techniques.precision);
     if (techniques.precision.recipe.fp8()) {
         what.plain_parts = [&](ModuleFactories& factories) { reference_linears.add_to(factories); };
-        what.plain_micro_batch = options.micro_batch;  // which has scales of its own
+        what.plain_micro_batch = options.micro_batch;  // each has scales of its own
         if (techniques.tensor.tp > 1)
             what.not_equal = "scales are those of the parts of a tensor that the ranks of tp have";
     }

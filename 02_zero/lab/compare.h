@@ -1,5 +1,5 @@
-// --compare: a few steps with each stage on the same data, and one table: what a rank holds, what
-// it sends, how long a step takes.
+// --compare: runs a few steps with each stage on the same data, and prints one table: what a rank
+// holds, what it sends, and how long a step takes.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct Variant {
     std::string name;
     ZeroOptions zero;
 };
-// The stages; offloaded ones, and stage 3's other ways to gather, if the options ask for them.
+// The stages, and if the options ask for them offloaded ones and stage 3's other ways to gather.
 inline std::vector<Variant> variants_of(const ZeroOptions& given) {
     ZeroOptions plain = given;
     plain.offload = plain.keep_gathered = false, plain.cut = Cut::unit;
@@ -27,7 +27,7 @@ inline std::vector<Variant> variants_of(const ZeroOptions& given) {
         variants.push_back({fmt::format("{}{}", stage, what), plain});
     };
     for (int stage = 0; stage <= 3; ++stage) {
-        if (stage == 1 && !given.every_micro_batch) {  // which 1_plain.h does not do
+        if (stage == 1 && !given.every_micro_batch) {  // 1_plain.h does not do that
             add(1, "", false, false, Cut::unit);
             variants.back().name = "plain", variants.back().zero.plain = true;
         }
@@ -89,7 +89,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         bool same = counted_as_predicted(predicted.communication, m.steps, m.counts) &&
                     held_as_predicted(want, held) && held[int(Memory::host)] == want.host &&
                     gathered == want.peak_communication;
-        // sent elements in units of Psi, for parameters as for gradients, whatever their dtypes
+        // The elements sent, in units of Psi, whatever the dtypes of parameters and gradients.
         double psis = 0;
         for (size_t k = 0; k < collective_kinds; ++k) {
             const bool values = Collective(k) == Collective::all_gather;

@@ -1,6 +1,6 @@
 // Formulas that need no ranks: what a rank of ZeRO x data parallelism x tensor parallelism holds,
-// and whether what ZeRO and tensor parallelism send hides under what is computed (the playbook's
-// appendix A3).
+// and whether the communication of ZeRO and tensor parallelism hides under computation (the
+// playbook's appendix A3).
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace ultrascale::zero {
 
 // ---- memory -------------------------------------------------------------------------------------
 
-// The parameters of one rank of `tp`, which share out everything but the norms. Each rank has a
-// key-value head of its own: where there are fewer heads than ranks, some hold copies.
+// The parameters of one rank of `tp`: the ranks share all of them except the norms. Each rank has a
+// key-value head of its own: if there are fewer heads than ranks, some hold copies.
 inline double parameters_with_tp(const LlamaConfig& c, int64_t tp) {
     const double h = double(c.hidden), t = double(tp),
                  kv = std::max(double(c.kv_size()) / t, double(c.head_dim)),
@@ -21,7 +21,7 @@ inline double parameters_with_tp(const LlamaConfig& c, int64_t tp) {
     return (c.tied ? 1 : 2) * double(c.vocab) * h / t + double(c.layers) * layer + h;
 }
 
-// Bytes of one of tp x dp ranks in a stage of ZeRO over dp (bf16 with fp32 states: k = 12),
+// The bytes of one of tp x dp ranks in a stage of ZeRO over dp (bf16 with fp32 states: k = 12),
 // without padding.
 struct RankBytes {
     double parameters, gradients, optimizer;
@@ -36,8 +36,8 @@ inline RankBytes rank_bytes(const LlamaConfig& c, int64_t tp, int64_t dp, int st
 // ---- overlap ------------------------------------------------------------------------------------
 //
 // N parameters in 2 bytes, T tokens a rank and micro-batch, F FLOP/s, n ranks, w bytes/s of each
-// rank's link. A forward computes 2 N T FLOP, a backward 4 N T. What is sent beside them as a share
-// of their time; with r = (n-1)/n * F / (w T):
+// rank's link. A forward computes 2 N T FLOP, a backward 4 N T. The table has the time of the
+// communication beside them, as a share of their time, with r = (n-1)/n * F / (w T):
 //
 //     data parallelism    all-reduce of gradients (4 N bytes) under a backward             r
 //     ZeRO-1, 2           reduce-scatter (2 N) under a backward                            r / 2
@@ -45,7 +45,7 @@ inline RankBytes rank_bytes(const LlamaConfig& c, int64_t tp, int64_t dp, int st
 //     ZeRO-3              all-gather (2 N) under each forward                              r
 //                         all-gather and reduce-scatter (4 N) under each backward          r
 //
-// N cancels: only the tokens count. Below 1 the sending hides. With A micro-batches data
+// N cancels: only the tokens count. Below 1 the communication hides. With A micro-batches, data
 // parallelism and ZeRO-1 send once for A backwards: a share of r / A. ZeRO-3 sends in each.
 //
 // Tensor parallelism with sequence parallelism gathers and scatters 4 times in a layer's forward,

@@ -1,4 +1,4 @@
-// --svg: stages.svg, what a rank holds and sends with each stage, as --compare has measured it.
+// --svg: draws stages.svg, what a rank holds and sends according to --compare.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,8 +14,8 @@ namespace ultrascale::zero {
 
 class StagesPicture {
 public:
-    // `measured`: what the rank held and sent, `gathered` the most of whole parameters and
-    // gradients that it held for a while.
+    // `measured`: what the rank held and sent. `gathered`: the most whole parameters and gradients
+    // that it held for a while, in bytes.
     void add(const std::string& name, MemoryByCategory measured, int64_t gathered, double sent,
              const MemoryEstimate& predicted) {
         measured[int(Memory::communication)] = gathered;
@@ -92,7 +92,7 @@ public:
 private:
     struct Bar {
         std::string name;
-        MemoryByCategory held;   // on the host: beside the bar
+        MemoryByCategory held;   // what is on the host is drawn beside the bar
         double predicted, sent;  // bytes; predicted: held on the device
     };
     static void draw_mark(Svg& svg, double x, double y, double height) {

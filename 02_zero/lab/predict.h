@@ -1,5 +1,4 @@
-// What a stage holds and communicates, by formula: computed from the layout, without running
-// anything.
+// Predicts what a stage holds and communicates by formula, from the layout alone.
 #pragma once
 
 #include <ranges>
@@ -14,19 +13,19 @@
 
 namespace ultrascale::zero {
 
-// Elements of the whole model, without padding.
+// The number of parameters of the whole model, without padding.
 inline int64_t parameters_of(const FlatLayout& layout) {
     int64_t numel = 0;
     for (size_t u = 0; u < layout.size(); ++u) numel += layout[u].numel;
     return numel;
 }
 
-// The passes of a rank's step, one micro-batch after the other: what this chapter does.
+// Walks through the passes of a rank's step, one micro-batch after the other, as this chapter does.
 inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit*>& units,
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
                           InLayer in_layer = {}) {
     ZeroWalk walk(layout, units, zero, shape.model.dtype, shape.grad_dtype, in_layer);
-    // The first micro-batch, those in between, which are alike, and the last one.
+    // The first micro-batch, the ones in between, which are alike, and the last one.
     for (const int64_t m : std::set<int64_t>{0, std::min<int64_t>(1, A - 1), A - 1}) {
         const bool last = m + 1 == A, between = m > 0 && !last;
         walk.begin_micro_batch(last, between ? A - 2 : 1);
@@ -41,14 +40,14 @@ inline ZeroWalk walk_step(const FlatLayout& layout, const std::vector<const Unit
 // communication of a step with A micro-batches, whose passes have been walked. It is exact to the
 // byte: it includes the padding of 2_flat_layout.h, for which there are no optimizer states. In
 // units of (n-1)/n Psi (Psi: the bytes of all parameters) stages 0 to 3 send 2, 2, A + 1, and 3 A
-// minus what stage 3 need not gather twice; with --keep-gathered on it sends A + 1 as well, with
-// --cut model 2 A. Where gradients are summed over further groups of `mesh`
+// minus what stage 3 need not gather twice. With --keep-gathered on stage 3 sends A + 1 as well,
+// with --cut model 2 A. If gradients are summed over further groups of `mesh`
 // (sum_over_replica_groups), their shards travel.
 inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroOptions& zero,
                    const StepShape& shape, int64_t A, const ZeroWalk& walk, const Mesh& mesh) {
     MemoryEstimate& m = prediction.memory;
     const int64_t whole = layout.padded();
-    // Elements of this rank's shards; of the largest shard; of the shards without padding.
+    // The elements of this rank's shards; of the largest shard; of the shards without padding.
     int64_t shard = 0, largest = 0, owned = 0;
     for (size_t u = 0; u < layout.size(); ++u) {
         shard += layout[u].shard;
@@ -76,7 +75,7 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
         const int64_t padded = layout[u].padded, times = zero.stage >= 2 ? walk.reductions(u)
                                                          : zero.every_micro_batch ? A
                                                                                   : 1;
-        // In fewer bits: with scales, in calls of their own.
+        // Numbers in fewer bits travel with scales, in calls of their own.
         const auto add_narrow = [&](Collective kind, int64_t n, Sent how) {
             p.add(ranks, kind, n * QuantisedTransfer::calls(how),
                   n * QuantisedTransfer::bytes(how, padded, ranks.size()));
@@ -104,14 +103,14 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
 }
 
 // --offload activations: the bytes of a micro-batch's kept inputs that go to the host and come
-// back, those of all layers but the last.
+// back, for all layers but the last.
 inline int64_t kept_on_host(const StepShape& s) {
     return (s.config.layers - 1) * s.micro_batch * s.seq * s.config.hidden *
            dtype_bytes(s.model.dtype);
 }
 
-// The prediction for one step: activations and FLOPs of a rank's own micro-batch, which do not
-// depend on the stage, and what add_to() adds. `ranks` share a batch.
+// Predicts one step: the activations and FLOPs of a rank's own micro-batch, which do not depend on
+// the stage, and what add_to() adds. `ranks` share a batch.
 inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit*>& units,
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
                           const Mesh& mesh) {
@@ -122,7 +121,7 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
-    // The norm of the shards is summed even if one rank has the only one.
+    // The norm of the shards is summed even over a single rank.
     prediction.communication.add(mesh.world(), Collective::all_reduce, 1, sizeof(double));
     prediction.communication.add_scalar_sum(mesh.world());  // the loss
     return prediction;
@@ -136,8 +135,8 @@ inline Prediction predict(const Llama& model, const ZeroOptions& zero, const Ste
     return predict(layout_of(model, zero, mesh), units_of(model), zero, shape, A, mesh);
 }
 
-// How far the first step may be from plain training's: further than `bounds`, if numbers travel in
-// fewer bits, by about twice what was measured (MEASURED.md).
+// The first step's bounds: `bounds`, widened if numbers travel in fewer bits, to about twice the
+// distance that was measured (MEASURED.md).
 inline VerifyBounds bounds_of(const ZeroOptions& zero, VerifyBounds bounds) {
     if (why_not_equal(zero).empty()) return bounds;
     const bool fp8 = zero.gathers == Sent::fp8 || zero.sums == Sent::fp8;

@@ -1,5 +1,5 @@
 // The report's sections that only this chapter has: the playbook's formula, whether buffers keep a
-// constant size, what offloaded updates took, and the copies of offloaded activations.
+// constant size, the time of offloaded updates, and the copies of offloaded activations.
 #pragma once
 
 #include "../7_offload.h"
@@ -31,7 +31,7 @@ inline void print_formula(const ZeroOptions& zero, const StepShape& shape, int n
                                    : ""));
 }
 
-// ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should be settled
+// ZeRO-R: buffers of constant size (C_B) and no growing fragmentation (M_D). Both should settle
 // after a few steps and not change any more.
 constexpr int64_t settled_steps = 10;
 struct Occupancy {
@@ -58,7 +58,7 @@ inline bool print_constancy(Report& report, const Occupancy& early, int64_t step
     return as_predicted_everywhere(constant);
 }
 
-// Prints how long the parts of an update on the host take, on rank 0, if it is there.
+// Prints how long the parts of an update on the host take, on rank 0, if there are any.
 inline void print_offload(Report& report, Updater& updater) {
     auto* const on_host = dynamic_cast<OnHost*>(&updater);
     if (!on_host) return;
@@ -79,8 +79,8 @@ inline void print_offload(Report& report, Updater& updater) {
     report.value("offload", "update_seconds", times.seconds / times.steps);
 }
 
-// --offload activations: what was copied in `steps` steps, beside its prediction. Returns whether
-// they are equal.
+// --offload activations: prints the bytes copied in `steps` steps beside their prediction. Returns
+// whether they are equal.
 inline bool print_activations_on_host(Report& report, const ActivationsOnHost& inputs,
                                       int64_t predicted, int64_t steps) {
     const bool same = inputs.bytes_to_host() == predicted && inputs.bytes_to_device() == predicted;
@@ -97,7 +97,7 @@ inline bool print_activations_on_host(Report& report, const ActivationsOnHost& i
     return as_predicted_everywhere(same);
 }
 
-// What a run trains, and its description in the header.
+// Describes the training to Run, for the header and verification.
 inline TrainingSetup setup(Llama& model, Updater& updater, const Options& options,
                            const ZeroOptions& zero) {
     const int ranks = Communicator::world().size();
@@ -109,7 +109,7 @@ inline TrainingSetup setup(Llama& model, Updater& updater, const Options& option
     return what;
 }
 
-// All of the report but verification. Returns false if something differs from its prediction.
+// Prints all of the report but verification. Returns false if a prediction is not met.
 inline bool print_sections(Report& report, const Run& run, const Prediction& predicted,
                            const Options& options, const StepShape& shape, const ZeroOptions& zero,
                            const Occupancy& early, Updater& updater,

@@ -7,7 +7,7 @@
 
 namespace ultrascale::zero {
 
-// The options of stages 1 to 3 that hold in every composition. compare: each stage runs in turn.
+// Adds the options of stages 1 to 3 that every composition has. compare: all stages run in turn.
 inline void add_options(OptionList& options, ZeroOptions& zero, const bool& compare) {
     options
         .choice("--gather-overlap", zero.gather_overlap,
@@ -38,12 +38,12 @@ inline void add_options(OptionList& options, ZeroOptions& zero, const bool& comp
         .only_if([&] { return zero.stage >= 2; }, "it is for stages 2 and 3");
     options.training_options({"--gather-dtype", "--reduce-dtype"}, Another::told);
 }
-// UserError if these options exclude each other.
+// Throws UserError if these options exclude each other.
 inline void check_sent(const ZeroOptions& zero, DType gradients) {
     if (zero.sums == Sent::bf16 && gradients != DType::fp32)
         user_error("--reduce-dtype bf16: gradients are {} already", dtype_name(gradients));
 }
-// Why training is not meant to equal one device's; empty: it is.
+// Returns why training is not meant to equal one device's; empty if it is.
 inline std::string why_not_equal(const ZeroOptions& zero) {
     if (zero.gathers == Sent::plain && zero.sums == Sent::plain) return "";
     return "numbers that travel are rounded to fewer bits";

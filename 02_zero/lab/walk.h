@@ -1,6 +1,6 @@
-// What stages 2 and 3 hold besides their shards, and how often they communicate: a rank's passes
-// walked through as 5_zero2.h and 6_zero3.h do it, with bytes instead of tensors. It holds for any
-// order of passes: several micro-batches may be in flight, and a backward may be split (05).
+// Computes what stages 2 and 3 hold besides their shards, and how often they communicate. It walks
+// through a rank's passes as 5_zero2.h and 6_zero3.h do, with bytes instead of tensors, and works
+// for any order of passes: several micro-batches may be in flight, a backward may be split (05).
 //
 //     before a pass    stage 3: + the whole parameters that it and the next passes read
 //                      + a buffer for the unit's gradients, if the pass adds to them
@@ -16,8 +16,8 @@
 
 namespace ultrascale::zero {
 
-// What else a layer's passes hold of communication buffers, in bytes (a technique inside the
-// layers; in this chapter none).
+// The bytes of communication buffers that a layer's passes hold for another technique inside the
+// layers (in this chapter none).
 struct InLayer {
     int64_t forward = 0, backward = 0;
 };
@@ -42,10 +42,10 @@ public:
             for (const Parameter* parameter : unit->parameters) ++users_[parameter];
     }
 
-    // `times`: for how many micro-batches of the step this one stands. last: it is the step's last.
+    // `times`: how many micro-batches of the step this one represents. last: it is the step's last.
     // Several that are in flight at once count as one.
     void begin_micro_batch(bool last, int64_t times = 1) { last_ = last, times_ = times; }
-    // For the next passes, where they differ.
+    // Sets the buffers for the next passes, if they differ.
     void set_in_layer(InLayer bytes) { in_layer_ = bytes; }
     void pass(const Unit& unit, Pass pass) {
         const auto index = size_t(std::ranges::find(units_, &unit) - units_.begin());
@@ -81,14 +81,14 @@ public:
     }
 
     int64_t peak() const { return peak_; }  // bytes
-    // All-gathers and reduce-scatters of a flat tensor so far.
+    // The numbers of all-gathers and reduce-scatters of a flat tensor so far.
     int64_t gathers(size_t u) const { return gathers_[u]; }
     int64_t reductions(size_t u) const { return reductions_[u]; }
 
 private:
     void hold(int64_t bytes) { peak_ = std::max(peak_, held_ += bytes); }
     int64_t whole_bytes(size_t u) const { return layout_[u].padded * value_bytes_; }
-    // Bytes of a flat tensor in fewer bits.
+    // The bytes of a flat tensor in fewer bits.
     int64_t narrow_bytes(size_t u, Sent sent) const {
         return QuantisedTransfer::bytes(sent, layout_[u].padded, layout_[u].group->size());
     }
@@ -116,8 +116,8 @@ private:
         buffer_[u] = true;
         hold(layout_[u].padded * grad_bytes_);
     }
-    // Whether the pass reports a contribution: if the backward is split, the norms' come with the
-    // inputs' gradients.
+    // Whether the pass reports a contribution. If the backward is split, the norms' gradients come
+    // with the inputs'.
     static bool contributes(const Parameter& parameter, Pass pass) {
         if (pass == Pass::forward || pass == Pass::backward) return pass == Pass::backward;
         return (parameter.shape.size() == 1) == (pass == Pass::backward_input);
@@ -128,8 +128,8 @@ private:
             ++complete_[layout_.flat_of(parameter)];
     }
     void reduce(size_t u) {
-        const bool adds = reductions_[u] > 0;  // to a sum that is there already
-        const Sent how = sent(u, zero_.sums);  // besides the sum, what goes and what comes
+        const bool adds = reductions_[u] > 0;  // to a sum that exists already
+        const Sent how = sent(u, zero_.sums);  // what is sent and what is received, besides the sum
         const int64_t sum = (adds ? layout_[u].shard * grad_bytes_ : 0) +
                             (how == Sent::plain ? 0 : 2 * narrow_bytes(u, how));
         reductions_[u] += times_;

@@ -1,6 +1,5 @@
-// --demo balance: how much each rank of a ring computes with each layout, on 16 tokens that can be
-// printed, on longer sequences, and with documents. Every count is compared with its formula
-// (ring_work.h).
+// --demo balance: shows how much each rank of a ring computes with each layout, on 16 tokens that
+// can be printed, on longer sequences, and with documents. Checks every count (ring_work.h).
 #pragma once
 
 #include "lab/options/cli.h"
@@ -12,13 +11,13 @@ namespace ultrascale::context_parallel {
 
 namespace balance_demo {
 
-// Prints nothing where it is right.
+// Prints nothing if it is right.
 inline bool report_wrong(bool ok, const std::string& what) {
     if (!ok) print("WRONG: " + what);
     return ok;
 }
 
-// Which rank computes which pair: rows are queries, grouped by rank; columns keys, by owner.
+// Prints which rank computes which pair: rows are queries by rank, columns are keys by owner.
 inline void print_squares() {
     std::string heads, owners;
     for (const Layout layout : layouts) {
@@ -45,7 +44,7 @@ inline void print_squares() {
     }
 }
 
-// The same square's work at each hop of the ring.
+// Prints the same square's work at each hop of the ring.
 inline bool print_hops() {
     std::vector<std::string> lines = {"       ", "  rank "};
     for (int hop = 0; hop < ranks; ++hop) lines.push_back(fmt::format("  hop {}", hop));
@@ -75,7 +74,7 @@ inline bool print_hops() {
     return report_wrong(ok, "a count is not as its formula");
 }
 
-// Longer sequences, on more ranks.
+// Prints the balance of longer sequences, on more ranks.
 inline bool print_table() {
     const int64_t s = 4096;
     print(
@@ -101,7 +100,7 @@ inline bool print_table() {
     return ok;
 }
 
-// Attention that stays inside documents: a long one and eight short ones.
+// Prints the balance of attention that stays inside documents: a long one and eight short ones.
 inline bool print_documents() {
     const int64_t n = 8, longest = 6144, shorter = 256, s = longest + 8 * shorter;
     std::vector<int32_t> starts;
@@ -123,12 +122,12 @@ inline bool print_documents() {
             fmt::format("  {:<27}   {:>11.4f}{}", name, balance_of(pairs).efficiency(), in_words));
         ok = report_wrong(right, name + ": a count is not as its formula") && ok;
     };
-    // A chunk of consecutive tokens is in the long document, or has short ones only.
+    // The pairs of a chunk of consecutive tokens, all in the long document or all in short ones.
     const auto chunk = [&](int64_t c, int64_t tokens) {
         return double(c * tokens < longest ? c * tokens * tokens + tokens * (tokens + 1) / 2
                                            : tokens * (shorter + 1) / 2);
     };
-    // A layout within each document.
+    // The pairs of a layout within each document.
     const auto within = [&](Layout layout, int64_t r) {
         return pairs_by_formula(layout, double(n), double(longest), double(r)) +
                8 * pairs_by_formula(layout, double(n), double(shorter), double(r));
@@ -152,7 +151,7 @@ inline bool print_documents() {
 
 }  // namespace balance_demo
 
-// It counts and needs no other rank. Returns false if a count is wrong.
+// Counts, and needs no other rank. Returns false if a count is wrong.
 inline bool demo_balance(const Options& options) {
     using namespace balance_demo;
     print("16 tokens, causal, 4 ranks. A digit: the rank that computes this pair; a dot: hidden");

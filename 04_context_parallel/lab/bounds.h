@@ -1,4 +1,4 @@
-// How far --verify lets a run be from the plain training, if its merges round.
+// The bounds within which --verify lets a run differ from plain training, if its merges round.
 #pragma once
 
 #include "../context_options.h"

@@ -1,6 +1,5 @@
-// --compare: a few steps with each variant and layout, on the same data, and one table: what a rank
-// holds at most, what it sends inside attention, how long a step takes, and that the loss is the
-// same.
+// --compare: runs a few steps with each variant and layout, on the same data, and prints one table:
+// the most that a rank holds, what it sends inside attention, the step's time and the loss.
 #pragma once
 
 #include "document_counts.h"
@@ -46,7 +45,7 @@ inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp, b
     return variants;
 }
 
-// Bytes that this rank sent inside attention in a step: all but the sums of gradients and losses.
+// The bytes that this rank sent inside attention in a step: all but sums of gradients and losses.
 inline double sent_in_attention(const Measured& m) {
     return (bytes_sent_in_all(m.counts) - m.counts[size_t(Collective::all_reduce)].sent) /
            double(m.steps);

@@ -8,8 +8,8 @@
 
 namespace ultrascale::context_parallel {
 
-// What a rank sends and receives in one pass round the ring, in tokens of a KV chunk: keys and
-// values, or their gradients. `calls`: hops at which it does either.
+// What a rank sends and receives in one pass round the ring (keys and values, or their gradients),
+// in tokens of a KV chunk. `calls`: the hops at which it sends or receives.
 struct RingTraffic {
     int64_t calls = 0, tokens = 0;
 };
@@ -44,7 +44,7 @@ inline RingTraffic traffic_of_gradients(const RingPlan& plan, int rank) {
     return traffic;
 }
 
-// What a rank sends round the ring for a micro-batch, in a layer's forward and backward.
+// Returns what a rank sends round the ring for a micro-batch, in a layer's forward and backward.
 inline PredictedCommunication::Kind ring_of_layer(const StepShape& shape, const ContextOptions& o,
                                                   const RingPlan& plan, int rank) {
     const AttentionBytes bytes(shape, o);
@@ -72,8 +72,8 @@ public:
         if (parallel_.has_ring()) count_ring(parallel_.plan_of(context.batch).plan);
     }
 
-    // Puts what was counted in the place of what the ring would send and hold without documents.
-    // `run_prediction`: the prediction for all steps.
+    // Replaces what the ring would send and hold without documents by what was counted.
+    // `run_prediction` is the prediction for all steps.
     void correct(Prediction& run_prediction) const {
         if (ring_.calls == 0 && memory_.backward == 0) return;
         run_prediction.communication.groups[ring_group(options_)][size_t(Collective::send_recv)] =
@@ -84,8 +84,8 @@ public:
         run_prediction.memory.peak_communication = std::llround(memory_.communication);
     }
 
-    // The balance of all layouts on this replica's samples: each sequence lasts as long as its
-    // busiest rank. Prints nothing without documents.
+    // Prints the balance of all layouts on this replica's samples: each sequence lasts as long as
+    // its busiest rank. Prints nothing without documents.
     void print_balance(Report& report) const {
         if (balance_.empty()) return;
         std::string line = "  balance with these documents, attended pairs of a rank, mean / most:";

@@ -1,17 +1,18 @@
 // How long a sequence may be. Parameters, gradients and optimizer states do not depend on its
 // length s, but activations grow with it. Even full recomputation keeps the input of each of the L
-// layers, as (b, s, h) elements of e bytes. Context parallelism divides by cp whatever grows:
+// layers: (b, s, h) elements of e bytes. Context parallelism divides by cp everything that grows:
 //
 //     bytes(s) = parameters, gradients, optimizer states
 //              + b L s h e / cp         the layers' inputs
 //              + other(b, s) / cp       what else is held at the peak: one layer's activations,
 //                                       the logits, keys on their way (gathered ones: undivided)
 //
-// So twice the ranks take sequences of about twice the length. The playbook, "Context Parallelism";
-// Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models".
+// So twice as many ranks take sequences of about twice the length. The playbook, "Context
+// Parallelism"; Korthikanti et al. 2022, "Reducing activation recomputation in large transformer
+// models".
 //
-// What a length needs is asked of predict.h. It grows with the length, so the longest one that fits
-// is found by bisection.
+// predict.h says how much memory a length needs. That grows with the length, so the longest one
+// that fits is found by bisection.
 #pragma once
 
 #include <fmt/ranges.h>
@@ -23,8 +24,8 @@
 
 namespace ultrascale::context_parallel {
 
-// The largest multiple of `multiple` that fits, at most `most`; 0 if none does. Whatever is smaller
-// than one that fits must fit, too.
+// Returns the largest multiple of `multiple` that fits, at most `most`; 0 if none does. Everything
+// smaller than one that fits must fit, too.
 template <class Fits>
 int64_t largest_that_fits(int64_t multiple, int64_t most, const Fits& fits) {
     int64_t good = 0, bad = most / multiple + 1;
@@ -35,8 +36,7 @@ int64_t largest_that_fits(int64_t multiple, int64_t most, const Fits& fits) {
     return good * multiple;
 }
 
-// The memory of the rank that needs the most. Only in a bidirectional ring keys travel so that
-// ranks hold different amounts.
+// Returns the largest memory of any rank; only a bidirectional ring's ranks differ.
 inline MemoryEstimate largest_memory(const StepShape& shape, const ContextOptions& o) {
     MemoryEstimate most;
     for (int rank = 0; rank < (o.bidirectional ? o.ring_degree() : 1); ++rank) {
@@ -50,8 +50,8 @@ inline bool fits(const StepShape& shape, const ContextOptions& o, int64_t limit)
     return largest_memory(shape, o).total() <= limit;
 }
 
-// The same options for `cp` ranks. Options for one rank name no variant: the default is taken.
-// nullopt if so many ranks cannot share a sequence in this way.
+// Returns the same options for `cp` ranks, or nullopt if so many ranks cannot share a sequence in
+// this way. Options for one rank name no variant; then the default is used.
 inline std::optional<ContextOptions> with_ranks(const StepShape& shape, const ContextOptions& o,
                                                 int cp) {
     if (cp == 1) return ContextOptions{.cp = 1, .layout = Layout::contiguous};
@@ -70,8 +70,8 @@ inline std::optional<ContextOptions> with_ranks(const StepShape& shape, const Co
 // Positions in a sequence are 32-bit numbers.
 inline constexpr int64_t most_positions = std::numeric_limits<int32_t>::max();
 
-// The longest sequences that fit into every rank's `limit` bytes and that the layout can cut; 0 if
-// none do.
+// Returns the longest sequence that fits into every rank's `limit` bytes and that the layout can
+// cut; 0 if there is none.
 inline int64_t longest_sequence(StepShape shape, const ContextOptions& o, int64_t limit) {
     return largest_that_fits(sequence_multiple(o), most_positions, [&](int64_t seq) {
         shape.seq = seq;
@@ -79,10 +79,11 @@ inline int64_t longest_sequence(StepShape shape, const ContextOptions& o, int64_
     });
 }
 
-inline constexpr int most_ranks = 64;  // of the table, and of the advice
+inline constexpr int most_ranks = 64;  // in the table, and in the advice
 
-// The end of an error. Changes of the options that keep the length come first: each alone, or if
-// none is enough, all together; then the longest sequence, then more ranks that share it.
+// Returns the end of an error: which changes would make the model fit. Changes of the options that
+// keep the length come first: each alone, or if none is enough, all together; then the longest
+// sequence, then more ranks that share it.
 inline std::string what_needs_less(const StepShape& shape, const ContextOptions& o, int64_t limit) {
     std::vector<std::string> enough, all;
     StepShape frugal = shape;  // with all changes
@@ -111,7 +112,7 @@ inline std::string what_needs_less(const StepShape& shape, const ContextOptions&
     const std::string together = fmt::format("{}", fmt::join(all, " "));
     if (enough.empty() && fits(frugal, o, limit)) enough.push_back(together);
 
-    // Ranks that share a sequence, twice as many, or 4 times, ... 0: not even most_ranks.
+    // How many ranks would suffice: twice as many, or 4 times, ... 0: not even most_ranks.
     const auto more_ranks = [&](const StepShape& changed) -> int {
         for (int cp = 2 * o.cp; cp <= most_ranks; cp *= 2)
             if (const auto with_more = with_ranks(shape, o, cp);

@@ -1,7 +1,8 @@
-// --demo merge: what rounding costs as the ring grows. The same attention with its keys in one
-// piece, and in 2 to 64 blocks whose outputs are merged (5_partial_sums.h). Kept in fp32, the sum's
-// error stays below 5e-6. Kept in bf16, the sum is rounded at every merge: the error is a thousand
-// times as large, and grows with the number of blocks, which is the number of ranks in the ring.
+// --demo merge: shows what rounding costs as the ring grows. The same attention is computed with
+// its keys in one piece, and in 2 to 64 blocks whose outputs are merged (5_partial_sums.h). If the
+// sum is kept in fp32, its error stays below 5e-6. If it is kept in bf16, it is rounded at every
+// merge: the error is a thousand times as large, and grows with the number of blocks, which is the
+// number of ranks in the ring.
 #pragma once
 
 #include <cmath>
@@ -22,7 +23,7 @@ inline Tensor random_tensor(const char* name, int64_t tokens) {
     return Tensor::from_host<float>(numbers, {1, tokens, heads, D}, Memory::workspace);
 }
 
-// || x - exact || / || exact ||
+// Returns || x - exact || / || exact ||.
 inline double relative_error(const std::vector<float>& x, const std::vector<float>& exact) {
     double difference = 0, norm = 0;
     for (size_t i = 0; i < x.size(); ++i) {
@@ -32,7 +33,7 @@ inline double relative_error(const std::vector<float>& x, const std::vector<floa
     return std::sqrt(difference / norm);
 }
 
-// Attention with the keys in so many blocks.
+// Computes attention with the keys in so many blocks.
 inline std::vector<float> in_blocks(const Tensor& q, const Tensor& k, const Tensor& v,
                                     int64_t blocks, DType merge_dtype) {
     PartialAttention sum(q, merge_dtype);
@@ -46,7 +47,7 @@ inline std::vector<float> in_blocks(const Tensor& q, const Tensor& k, const Tens
 
 }  // namespace merge_demo
 
-// Returns false if the errors are not as the table's last line says. It needs one rank only.
+// Returns false if the errors are not as the table's last line says. It needs only one rank.
 inline bool demo_merge() {
     using namespace merge_demo;
     const Tensor q = random_tensor("q", queries), k = random_tensor("k", keys),

@@ -65,7 +65,7 @@ public:
     }
 
 private:
-    // The pairs of a hop's block: of t queries and t keys, a zig-zag and stripes see half.
+    // The pairs of t queries and t keys in a hop's block: a zig-zag and stripes see half of them.
     double pairs(int64_t t) const {
         return double(t) * double(t) / (layout_ == Layout::contiguous ? 1 : 2);
     }

@@ -1,4 +1,4 @@
-// --demo balance --svg: the causal square of 16 tokens on 4 ranks, for each layout, balance.svg.
+// --demo balance --svg: draws balance.svg, each layout's causal square of 16 tokens on 4 ranks.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,14 +15,14 @@ namespace balance_demo {
 inline constexpr int ranks = 4, seq = 16;  // of the square that is shown
 inline constexpr Layout layouts[] = {Layout::contiguous, Layout::zigzag, Layout::striped};
 
-// The rank that has a token.
+// Returns the rank that has a token.
 inline int rank_of(const SequenceCut& cut, int64_t position) {
     int rank = 0;
     while (cut.tokens_before(rank, position + 1) == cut.tokens_before(rank, position)) ++rank;
     return rank;
 }
 
-// One layout's square, and below it a bar of work for each rank.
+// Draws one layout's square, and below it a bar of work for each rank.
 inline void draw_square(Svg& svg, double x, double y, const SequenceCut& cut,
                         const std::string& name) {
     const double cell = 15;

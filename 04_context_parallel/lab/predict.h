@@ -10,8 +10,8 @@
 //     all-gather               (n-1) kv           (n-1) kv + (n-1) dkv
 //     Ulysses                  (u-1)/u (q, k, v, o); the same for their gradients
 //
-// and everything else nothing. Where a layer's forward runs again (full recomputation), its sends
-// count twice. With documents fewer KV chunks travel: document_counts.h adds up what a run's
+// and everything else sends nothing. If a layer's forward runs again (full recomputation), its
+// sends count twice. With documents fewer KV chunks travel: document_counts.h adds up what a run's
 // batches need.
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace ultrascale::context_parallel {
 
-// As totals are: bytes are added up as doubles, which are exact up to 2^53 (9 PB) and do not
+// Rounds bytes, which are added up as doubles: these are exact up to 2^53 (9 PB) and do not
 // overflow for a sequence of 10^12 tokens.
 inline int64_t whole_bytes(double bytes) { return std::llround(std::min(bytes, 9e18)); }
 
@@ -31,7 +31,7 @@ inline std::string ring_group(const ContextOptions& o) {
     return o.variant == Variant::usp ? "ring" : "cp";
 }
 
-// The bytes of a rank's tensors in a layer's attention.
+// The bytes of a rank's tensors in one layer's attention.
 struct AttentionBytes {
     double q, kv, sums;  // q or o; k and v, as the ring or attention has them; their fp32 gradients
     double own_kv;       // k and v of the rank's own tokens: less, if Ulysses copies key heads
@@ -48,8 +48,8 @@ struct AttentionBytes {
     }
 };
 
-// What attention holds in memory besides what a device's own attention would: as activations, and
-// as communication buffers, of which backward needs at least as many as forward.
+// What attention holds beyond what attention on one device would: activations, and communication
+// buffers, of which backward needs at least as many as forward.
 struct AttentionMemory {
     double kept = 0, forward = 0, backward = 0, communication_forward = 0, communication = 0;
 };
@@ -62,21 +62,21 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
     const double n = o.cp, dq = half ? 2 * bytes.q : bytes.q;  // dq: its sum in fp32
     if (o.variant == Variant::all_gather) {
         const bool in_order = shape.micro_batch == 1 && o.layout == Layout::contiguous;
-        // Keys, values and, in backward, their gradients, whole; each is put in order after it was
-        // gathered, and before it is scattered.
+        // Keys, values and, in backward, their gradients are whole; each is put in order after it
+        // was gathered, and before it is scattered.
         m.communication_forward = n * bytes.kv * (in_order ? 1 : 1.5);
         m.communication = n * (bytes.kv + bytes.sums * (in_order ? 1 : 1.5));
-        // While attention computes; or when dq, dk, dv are put together, and are all that is left.
+        // The peak is while attention computes, or when only dq, dk and dv are left, put together.
         m.backward = std::max((half ? bytes.sums / 2 : 0) - bytes.kv, -bytes.q - 2 * bytes.lse);
         return m;
     }
     if (o.variant == Variant::plain) {
-        // Keys that are held and those that come, and sums that go and those that come; on two
-        // ranks one of each is the rank's own.
+        // Keys that are held and those that arrive, and sums that leave and those that arrive; with
+        // two ranks one of each pair is the rank's own.
         m.communication = (n > 2 ? 2 : 1) * (bytes.kv + bytes.sums);
         m.forward = half ? 2 * bytes.q : 0;  // the output's sum in fp32
-        // Until hop 0 is over own keys are there, with the gradients' part and sums. At the end
-        // there are still both of these, and dq, dk, dv are rounded.
+        // Until hop 0 is over, the rank's own keys exist, with the gradients' part and sums. At the
+        // end the part and the sums still exist, while dq, dk and dv are rounded.
         m.backward = dq - bytes.q - 2 * bytes.kv + 2 * bytes.sums +
                      std::max(bytes.kv, half ? bytes.q + bytes.kv : 0);
         return m;
@@ -92,8 +92,8 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
                               double(dtype_bytes(sum));  // the sum of partial outputs
         m.kept = kept ? bytes.kv : 0;
         m.forward = (sum == shape.model.dtype ? 0 : merged) + (reversed && !kept ? bytes.kv : 0);
-        // dq is summed in fp32. It is rounded in the reversed ring's last hop, otherwise at the
-        // end, when the last sums are home.
+        // dq is summed in fp32. It is rounded in the reversed ring's last hop; otherwise at the
+        // end, when the last sums have come home.
         m.backward = dq - bytes.q - bytes.kv + m.kept +
                      std::max(ring.sums, (reversed ? ring.last : ring.home) + (half ? bytes.q : 0));
         m.communication_forward = ring.communication_forward;
@@ -112,7 +112,7 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
     return m;
 }
 
-// What the ring's KV chunks of this plan send in a step of one micro-batch and one layer.
+// Adds what the ring's KV chunks of this plan send in a step, for one micro-batch and one layer.
 // `forwards`: how often forward runs.
 inline void add_bidirectional(PredictedCommunication& p, const Group& ring, int rank,
                               int64_t forwards, const AttentionBytes& bytes) {
@@ -163,14 +163,14 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
     prediction.communication += layer_communication.times(layers);
 }
 
-// The sizes that a rank computes with, without what attention holds besides.
+// The sizes with which a rank computes, without what attention holds besides.
 inline LocalSizes local_sizes(const StepShape& shape, const ContextOptions& o) {
     LocalSizes sizes = local_sizes(shape);
     sizes.stream_tokens /= o.cp, sizes.region_tokens /= o.cp;
     return sizes;
 }
 
-// What place `rank` of the ring holds, with so many parameters: they are whole on every rank.
+// Predicts what place `rank` of the ring holds, with so many parameters, whole on every rank.
 inline Prediction predict_memory(const StepShape& shape, const ContextOptions& o,
                                  int64_t parameters, int rank) {
     const RingPlan plan(SequenceCut(o.layout, o.ring_degree(), shape.seq), o.bidirectional,
@@ -185,8 +185,7 @@ inline Prediction predict_memory(const StepShape& shape, const ContextOptions& o
     return prediction;
 }
 
-// The prediction for place `rank` of the ring. `summed_over`: the ranks that sum gradients and
-// loss.
+// Predicts a step for place `rank` of the ring. `summed_over` sum gradients and loss.
 inline Prediction predict(const StepShape& shape, const ContextOptions& o,
                           const ParameterList& parameters, int64_t A, const Group& summed_over,
                           int rank) {

@@ -3,7 +3,7 @@
 // values go to the next rank after every hop. Each rank merges what it gets from the keys that it
 // holds (5_partial_sums.h) and ends with plain attention's output.
 //
-// The first number of value i is i / 10, the second one i % 2. So an output tells which tokens the
+// The first number of value i is i / 10, the second one i % 2. So an output shows which tokens the
 // query looks at: the mean of their places over 10, and how much of its weight is on odd ones.
 //
 // On exactly four ranks each is one of the four and really sends its keys. On any other number
@@ -33,7 +33,7 @@ inline Tensor tensor_of(float (*number)(int64_t, int64_t), Range tokens) {
     return Tensor::from_host<float>(rows, {1, tokens.size(), 1, D}, Memory::workspace);
 }
 
-// Lines of several ranks, side by side.
+// Prints the lines of several ranks side by side.
 inline void print_side_by_side(const std::vector<std::string>& texts, size_t width) {
     std::vector<std::string> lines;
     for (size_t r = 0; r < texts.size(); ++r) {
@@ -49,7 +49,7 @@ inline void print_side_by_side(const std::vector<std::string>& texts, size_t wid
     for (const std::string& line : lines) print(line);
 }
 
-// One of the four ranks: its queries, the keys and values that it holds, and what it has so far.
+// One of the four ranks: its queries, the keys and values that it holds, and its result so far.
 class RankOfRing {
 public:
     RankOfRing(const SequenceCut& cut, int rank)
@@ -66,7 +66,7 @@ public:
     const KeysValues& held() const { return held_; }
     void hold(KeysValues next) { held_ = std::move(next); }
 
-    // Attends to the keys that it holds, which are `owner`'s. Returns the scores.
+    // Attends to the keys that it holds, which belong to `owner`. Returns the scores.
     std::string attend(int owner) {
         const std::vector<Block> blocks = cut_.blocks(rank_, owner, {0, cut_.length()});
         for (const Block& block : blocks) sum_.add(0, block, held_.k[0], held_.v[0], {});
@@ -88,7 +88,7 @@ public:
         changed_ = !blocks.empty();
         return text;
     }
-    // The largest score, the sum of exp(score - largest) and the output of each row so far.
+    // Returns the largest score, the sum of exp(score - largest) and the output of each row so far.
     std::string so_far() const {
         if (!changed_) return "sees none of them:\nas before\n";
         const Rows o = output(), lse = sum_.lse().to_host<float>();
@@ -99,7 +99,7 @@ public:
                             most_[i] + 0.0f, std::exp(lse[i] - most_[i]), o[i * D], o[i * D + 1]);
         return text;
     }
-    // Each row beside that of plain attention over all tokens. Sets ok to false if they differ.
+    // Prints each row beside plain attention's over all tokens. Sets ok to false if they differ.
     std::string compare(const Rows& plain, bool& ok) const {
         const Rows o = output();
         std::string text;
@@ -124,7 +124,7 @@ private:
     Tensor q_;
     KeysValues held_;
     PartialAttention sum_;
-    std::vector<float> most_;  // of the scores so far
+    std::vector<float> most_;  // the scores so far
     bool changed_ = false;
 };
 
@@ -145,7 +145,7 @@ inline bool demo_ring(const Communicator& world) {
     const SequenceCut cut(Layout::contiguous, ranks, seq);
     const RingPlan plan(cut, false, nullptr);
     const bool real = world.size() == ranks;
-    std::vector<RankOfRing> ours;  // of the four ranks, those that this process plays
+    std::vector<RankOfRing> ours;  // those of the four ranks that this process plays
     for (int r = 0; r < ranks; ++r)
         if (!real || r == world.rank()) ours.emplace_back(cut, r);
     // Calls describe(rank) for all four, and returns what they say.

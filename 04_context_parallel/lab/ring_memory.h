@@ -7,16 +7,17 @@
 namespace ultrascale::context_parallel {
 
 struct RingMemory {
-    // At the peak of each pass: keys and values received; in backward gradients that have arrived.
+    // Communication buffers at the peak of each pass: keys and values received; in backward also
+    // gradients that have arrived.
     double communication_forward = 0, communication = 0;
-    // As activations in backward. sums: at the peak of the hops, the gradients that are computed,
-    // sent or home, with the rank's first keys and values; last: while the last hop is computed;
-    // home: at the end.
+    // Activations in backward. sums: at the peak of the hops, the gradients that are computed, sent
+    // or home, with the rank's first keys and values. last: while the last hop is computed. home:
+    // at the end.
     double sums = 0, last = 0, home = 0;
 };
 
-// kept: a reversed ring's ranks keep their own keys. again: forward keeps nothing, as it will run
-// again. kv: bytes of all keys and values of a rank; sums: of their gradients.
+// kept: a reversed ring's ranks keep their own keys. again: forward keeps nothing, because it will
+// run again. kv: the bytes of a rank's keys and values; sums: those of their gradients.
 inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept, bool again,
                               int rank, double kv, double sums) {
     const RingPlan plan = reversed ? forward.reversed() : forward;
@@ -31,16 +32,16 @@ inline RingMemory ring_memory(const RingPlan& forward, bool reversed, bool kept,
     RingMemory m;
     double sent = 0;  // gradients of the last hop, on their way during this one
     for (int hop = 0; hop <= plan.last_hop(); ++hop) {
-        // Those held at hop 0 are the rank's own tensors, or kept as activations.
+        // At hop 0 these are the rank's own tensors, or kept as activations.
         const auto foreign = [&](const RingPlan& of, int at) { return at == 0 ? 0 : held(of, at); };
-        // In forward the last ones are kept if backward starts with them.
+        // Forward keeps the last ones if backward starts with them.
         const int last = forward.last_hop() - (reversed && !again ? 1 : 0);
         if (hop <= last)
             m.communication_forward =
                 std::max(m.communication_forward,
                          kv * (foreign(forward, hop) + (hop < last ? held(forward, hop + 1) : 0)));
         const double arrived = std::max(foreign(plan, hop), held(plan, hop + 1));
-        const auto received = [&](int at) {  // but a rank's own keys, if it has kept them
+        const auto received = [&](int at) {  // except a rank's own keys, if it has kept them
             return kept && at == plan.last_hop() ? 0 : foreign(plan, at);
         };
         const double next = hop < plan.last_hop() ? received(hop + 1) : 0;

@@ -1,6 +1,6 @@
 // How much each rank of a ring computes, counted as pairs of a query and a key that it sees. With a
-// causal mask this depends on the layout (2_zigzag.h). In the ring a hop lasts as long as its
-// busiest rank, so that a rank with fewer pairs waits.
+// causal mask this depends on the layout (2_zigzag.h). A hop of the ring lasts as long as its
+// busiest rank, so a rank with fewer pairs waits.
 //
 //     pairs of rank r, for n ranks with L = s / n tokens each     mean / most
 //         contiguous    r L^2 + L (L+1) / 2                       n / (2n-1), for long sequences
@@ -14,8 +14,8 @@
 
 namespace ultrascale::context_parallel {
 
-// Attended pairs of a sequence, over the ranks: their mean, and the most of any rank. The work is
-// balanced if mean / most is 1.
+// The attended pairs of a sequence, over the ranks: their mean, and the most of any rank. The work
+// is balanced if mean / most is 1.
 struct Balance {
     double mean = 0, most = 0;
     double efficiency() const { return most > 0 ? mean / most : 1; }
@@ -28,7 +28,7 @@ inline Balance balance_of(const std::vector<double>& pairs) {
     return balance;
 }
 
-// The pairs of each rank of a cut.
+// Returns the pairs of each rank of a cut.
 inline std::vector<double> pairs_by_rank(const SequenceCut& cut, const int32_t* document_starts) {
     std::vector<double> pairs(size_t(cut.ranks()), 0.0);
     for (int64_t rank = 0; rank < cut.ranks(); ++rank)
@@ -38,9 +38,9 @@ inline std::vector<double> pairs_by_rank(const SequenceCut& cut, const int32_t* 
         }
     return pairs;
 }
-// The same for a zig-zag within each document: each is cut into 2n pieces of nearly equal size, and
-// rank r takes pieces r and 2n-1-r. (Only counted, to compare: attention on it would need a mask
-// for every token.)
+// Returns the pairs for a zig-zag within each document: each is cut into 2n pieces of nearly equal
+// size, and rank r takes pieces r and 2n-1-r. (They are only counted, to compare: such attention
+// would need a mask for every token.)
 inline std::vector<double> pairs_by_document_zigzag(int64_t ranks, int64_t seq,
                                                     const int32_t* document_starts) {
     std::vector<double> pairs(size_t(ranks), 0.0);
@@ -58,7 +58,7 @@ inline std::vector<double> pairs_by_document_zigzag(int64_t ranks, int64_t seq,
     return pairs;
 }
 
-// The pairs by the formula above.
+// Returns the pairs by the formula above.
 inline double pairs_by_formula(Layout layout, double n, double s, double r) {
     const double L = s / n;
     switch (layout) {
@@ -74,11 +74,11 @@ inline double efficiency_by_formula(Layout layout, double n, double s) {
                                         : (s + 1) / (s + n);
 }
 
-// The work of a ring: of every rank at every hop, in pairs.
+// The work of a ring, in pairs: of every rank at every hop.
 struct RingWork {
     std::vector<std::vector<double>> hops;  // by hop, then by rank
     std::vector<double> pairs;              // by rank
-    double lasts = 0;                       // all hops, each as long as its busiest rank
+    double lasts = 0;  // duration of all hops, each as long as its busiest rank's
 
     RingWork(const SequenceCut& cut, const int32_t* document_starts = nullptr)
         : pairs(size_t(cut.ranks()), 0.0) {
@@ -96,7 +96,7 @@ struct RingWork {
     double most(int64_t hop) const { return *std::ranges::max_element(hops[size_t(hop)]); }
     double idle(size_t rank) const { return 1 - pairs[rank] / lasts; }
     double efficiency() const { return balance_of(pairs).efficiency(); }
-    // Whether all counts are as they must be without documents.
+    // Whether all counts equal the formula's, without documents.
     bool is_as_formula(Layout layout, const SequenceCut& cut) const {
         const double n = double(cut.ranks()), s = double(cut.seq());
         double sum = 0;

@@ -1,4 +1,4 @@
-// --sample, the text that a trained model continues, where several ranks share each sequence.
+// --sample, which lets a trained model continue a text, if several ranks share each sequence.
 #pragma once
 
 #include "../9_context_parallel.h"
@@ -21,7 +21,7 @@ inline std::vector<float> logits_of_next(Llama& model, HostBatch text, int64_t v
     for (int64_t i = 0; i < context.local_length(); ++i)
         if (context.position(i) == last)
             ops::copy(row, logits.view({context.local_length(), vocab}).slice(i, i + 1));
-    context.group().all_reduce(row);  // zeros but on one rank
+    context.group().all_reduce(row);  // zeros except on one rank
     return row.to_host<float>();
 }
 

@@ -1,6 +1,6 @@
-// What only this chapter's report has: the longest sequence that fits, by the number of ranks that
-// share it (longest.h); why recomputation alone is not enough; what ranks send on average and at
-// most, where they differ; and --estimate's report.
+// The parts of the report that only this chapter has: the longest sequence that fits, by the number
+// of ranks that share it (longest.h); why recomputation alone is not enough; what ranks send on
+// average and at most, if they differ; and --estimate's report.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@ inline std::string recompute_name(Recompute recompute) {
     return names[int(recompute)];
 }
 
-// What the rows of a table share: "--variant ring --layout zigzag". Options for one rank name no
-// variant; with more ranks it is the default.
+// Names what the rows of a table share: "--variant ring --layout zigzag". Options for one rank name
+// no variant; with more ranks it is the default.
 inline std::string way_of(const StepShape& shape, const ContextOptions& given) {
     const ContextOptions o = given.cp == 1 ? ContextOptions{} : given;
     std::string way = fmt::format("--variant {} --layout {}", variant_names[int(o.variant)],
@@ -33,20 +33,20 @@ inline std::string way_of(const StepShape& shape, const ContextOptions& given) {
     return way;
 }
 
-// Parameters, gradients and optimizer states: the same for every length and every cp.
+// Returns the bytes of parameters, gradients and optimizer states, which no length or cp changes.
 inline int64_t fixed_bytes(const StepShape& shape) {
     Prediction prediction;
     add_parameters(prediction, parameter_count(shape.config), shape);
     return prediction.memory.total();
 }
 
-// The layers' inputs, which full recomputation keeps.
+// Returns the bytes of the layers' inputs, which full recomputation keeps.
 inline double layer_inputs(const StepShape& shape, const ContextOptions& o) {
     return double(shape.micro_batch) * double(shape.config.layers) * double(shape.seq) / o.cp *
            double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype));
 }
 
-// The longest sequence for 1, 2, 4, ... ranks that share it, with each recomputation.
+// Prints the longest sequence for 1, 2, 4, ... ranks that share it, with each recomputation.
 inline void print_longest(Report& report, StepShape shape, const ContextOptions& o, int64_t limit) {
     // Selective recomputation drops the scores, which only naive attention keeps.
     const bool flash = shape.model.attention == AttentionKind::flash;
@@ -98,16 +98,15 @@ inline void print_longest(Report& report, StepShape shape, const ContextOptions&
         print("  there is memory for more, but positions are 32-bit numbers");
 }
 
-// In a training's report: the longest sequence for the given options, and with --report full the
-// table.
+// Reports the longest sequence for the given options, and with --report full the table.
 inline void report_longest(Report& report, const StepShape& shape, const ContextOptions& o,
                            int64_t limit) {
     report.value("fits", "longest_sequence", double(longest_sequence(shape, o, limit)));
     if (report.full()) print_longest(report, shape, o, limit);
 }
 
-// Why context parallelism: full recomputation still keeps b L s h elements, the layers' inputs.
-// Prints them for growing lengths, on a device alone and with the given cp.
+// Shows why context parallelism is needed: full recomputation still keeps b L s h elements, the
+// layers' inputs. Prints them for growing lengths, on a device alone and with the given cp.
 inline void print_inputs(Report& report, StepShape shape, const ContextOptions& o, int64_t limit) {
     std::set<int64_t> lengths;
     for (int64_t seq = 4096; seq <= 1 << 20; seq *= 4) lengths.insert(seq);
@@ -130,7 +129,7 @@ inline void print_inputs(Report& report, StepShape shape, const ContextOptions& 
         std::string line = fmt::format("  {:>10}", shape.seq);
         for (const ContextOptions& with : columns) {
             const int64_t all = largest_memory(shape, with).total();
-            const double inputs = std::min(layer_inputs(shape, with), 9e18),  // as totals are
+            const double inputs = std::min(layer_inputs(shape, with), 9e18),  // as for totals
                 others = std::max(double(all - fixed_bytes(shape)) - inputs, 0.0);
             line += fmt::format("{:>12} {:>10} {:>10} {:<8}", format_bytes(inputs),
                                 format_bytes(others), format_bytes(double(all)),
@@ -150,7 +149,7 @@ inline void print_inputs(Report& report, StepShape shape, const ContextOptions& 
                       format_bytes(double(fixed_bytes(shape))), format_bytes(double(limit))));
 }
 
-// The report shows what rank 0 sends. Bidirectional or with documents other ranks of a ring send
+// The report shows what rank 0 sends. In a bidirectional ring, or with documents, other ranks send
 // more or less; then this adds the mean and the most. All ranks call it.
 inline void report_other_ranks(Report& report, const Prediction& run_prediction, int64_t steps) {
     const Communicator& world = Communicator::world();
@@ -173,7 +172,7 @@ inline void report_other_ranks(Report& report, const Prediction& run_prediction,
     report.value("send_recv_sent", "most", most);
 }
 
-// What is watched during a training, and what its report shows.
+// Watches a training, and prints the report about it.
 class Sections {
 public:
     Sections(const StepShape& shape, const ContextOptions& context, ContextParallel& parallel)

@@ -1,4 +1,4 @@
-// The options of context parallelism that chapter 09 has, too, and what they exclude.
+// The options of context parallelism that chapter 09 has, too, and the options that they exclude.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 
 namespace ultrascale::context_parallel {
 
-// Whether these options of the ring's backward can be with --document-token (below 0: none).
+// Whether the ring's backward works with --document-token (below 0: none).
 inline bool can_run_backward(const ContextOptions& o, int64_t document_token) {
     return document_token < 0 || o.backward == RingBackward::restarted;
 }
@@ -20,7 +20,7 @@ inline constexpr const char* why_restarted =
     "with --document-token the ranks end with different keys, or with none, so the ring starts "
     "anew at the owners";
 
-// All options but --cp; `layout` is --layout's word, for complete(). Returns --ring-backward.
+// Adds all options but --cp; `layout` is --layout's word, for complete(). Returns --ring-backward.
 inline OneOption add_options(OptionList& options, ContextOptions& o, std::string& layout) {
     options.choice(
         "--variant", o.variant,
@@ -72,8 +72,8 @@ inline OneOption add_options(OptionList& options, ContextOptions& o, std::string
                  "only a ring (--variant ring or usp) without --bidirectional on can choose");
 }
 
-// Sets the layout: the one that was given, or if that is empty the variant's own. UserError if the
-// options exclude each other.
+// Sets the layout: the one that was given, or if none was, the variant's own. Throws UserError if
+// the options exclude each other.
 inline void complete(ContextOptions& o, const std::string& layout) {
     if (o.variant == Variant::usp && o.ulysses == 0)
         user_error("--variant usp: needs --ulysses, the number of ranks that exchange heads");
@@ -103,7 +103,7 @@ inline void complete(ContextOptions& o, const std::string& layout) {
         user_error("--bidirectional on: only --layout zigzag has tails");
 }
 
-// UserError if documents (below 0: none) and the variant exclude each other.
+// Throws UserError if documents (below 0: none) and the variant exclude each other.
 inline void check_documents(const ContextOptions& o, int64_t document_token) {
     if (o.variant == Variant::plain && o.cp > 1 && document_token >= 0)
         user_error(
@@ -131,7 +131,7 @@ inline int64_t sequence_multiple(const ContextOptions& o) {
     return SequenceCut::multiple(o.layout, o.ring_degree()) * o.ulysses_degree();
 }
 
-// Why the heads cannot be exchanged among u ranks; empty: they can.
+// Returns why u ranks cannot exchange the heads; empty if they can.
 inline std::string why_no_exchange(const LlamaConfig& config, int64_t u) {
     if (u > config.heads)
         return fmt::format("there are {}, and a head is not split",

@@ -7,8 +7,8 @@
 namespace ultrascale::ops {
 
 // a (M, K), b (N, K): rows begin `stride` bytes apart, a multiple of 16. scales_a (K / 128, M).
-// scales_b: of blocks (N / 128, b_scale_stride), or of tiles (K / 128, N), where N is a multiple of
-// 4. a is e4m3 or e5m2, b is e4m3.
+// scales_b belong to blocks (N / 128, b_scale_stride), or to tiles (K / 128, N); then N is a
+// multiple of 4. a is e4m3 or e5m2, b is e4m3.
 struct Fp8Blocks {
     int64_t M, N, K;
     const void *a, *b;

@@ -1,15 +1,16 @@
-// The product in fp8 with scales for tiles and blocks, as DeepSeek-V3 was trained with it: on
-// Hopper, the pipeline of 07_kernels/6_hopper/7_product_fp8.cu, whose sums leave the tensor cores
-// after every 128 of k. 07_kernels/6_hopper/8_product_fp8_blocks.cu explains why, and what it
-// costs.
+// The product in fp8 with scales for tiles and blocks, with which DeepSeek-V3 was trained. It is
+// for Hopper, and is the pipeline of 07_kernels/6_hopper/7_product_fp8.cu, whose sums leave the
+// tensor cores after every 128 of k. 07_kernels/6_hopper/8_product_fp8_blocks.cu explains why, and
+// what it costs.
 //
 //                        A (M, K)                 B (N, K)                  sum += scale P
 //     forward, input     x, dy: tiles 1 x 128     W: blocks 128 x 128       s(row) t(128 columns)
 //     weight             dy^T:  tiles 1 x 128     x^T: tiles 1 x 128        s(row) t(column)
 //
-// P is what tensor cores sum over 128 of k. A thread has two rows of it, and of each 8 columns two.
-// The scales of its rows, and of blocks, are loaded to registers a step ahead; those of columns
-// come with the tiles, through the copy engine, as no thread has registers for 64 of them.
+// P is what tensor cores sum over 128 of k. A thread has two rows of it, and two of every 8
+// columns. The scales of its rows, and of blocks, are loaded to registers a step ahead; those of
+// columns come with the tiles, through the copy engine, because no thread has registers for 64 of
+// them.
 //
 // Results leave through the copy engine, too, which also adds to a weight's gradient in fp32.
 #include "cuda/clusters.cuh"
@@ -23,7 +24,7 @@ namespace {
 
 constexpr int tile_rows = 128, tile_columns = 256;
 constexpr int block = 128;  // k that share a scale, and columns of B; also k in a tile's row
-constexpr int parts = tile_columns / block;  // of a tile, one after the other through P
+constexpr int parts = tile_columns / block;  // parts of a tile, one after the other through P
 constexpr int stages = 4;
 constexpr int consumers = tile_rows / 64, threads = 128 * (consumers + 1);
 constexpr int consumer_registers = 232, producer_registers = 40;
@@ -37,8 +38,8 @@ struct Tiles {  // two fp8 in an element
 template <bool b_tiles>
 struct Shared {
     Tiles stage[stages];
-    // TMA stores a box only from a multiple of 128 bytes, so that boxes come before the scales.
-    // Of the result, for each warp: one where the columns' scales need room.
+    // TMA stores a box only from a multiple of 128 bytes, so boxes come before the scales. Each
+    // warp has boxes for its result: only one if the columns' scales need the room.
     Element box[4 * consumers][b_tiles ? 1 : 2][box_rows * box_columns];
     float scale[stages][b_tiles ? tile_columns : 4];  // of B's columns
     Barrier full[stages], empty[stages];
@@ -48,13 +49,12 @@ struct Sizes {
     int M, N, K, b_scale_stride;
 };
 
-// The scales of one step that a thread needs: of its two rows of A, and of each part's 128 columns.
+// One step's scales that a thread needs: of its two rows of A, and of each part's 128 columns.
 struct Scales {
     float a[2], b[parts];
 };
 
-// Stores a warp's 16 x 256 sums (+ addend, unless it is null) from (row, column) on, as far as the
-// matrix reaches.
+// Stores a warp's 16 x 256 sums (+ addend, unless null) from (row, column) to the matrix's edge.
 template <class D>
 __device__ void store_sums(D* out, const D* addend, int64_t M, int64_t N, int64_t row,
                            int64_t column, const float (&sum)[tile_columns / 8][4]) {

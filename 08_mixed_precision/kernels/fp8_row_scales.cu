@@ -1,5 +1,5 @@
-// The scales of rows, applied to a product that cuBLAS made without them: 4 bytes per element read,
-// and d written.
+// Applies the scales of rows to a product that cuBLAS computed without them: reads 4 bytes per
+// element, and writes d.
 #include "cuda/ops_common.cuh"
 #include "fp8_row_scales.h"
 

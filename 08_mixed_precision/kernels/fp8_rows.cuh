@@ -1,5 +1,5 @@
-// Rows whose numbers leave in 8 bits: what the kernels of fused operations write, a kernel for any
-// row, and the launches that a scaling needs. Private to this folder.
+// Rows whose numbers are written in 8 bits: the output of the fused operations' kernels, a kernel
+// for any row, and the launches that a scaling needs. Private to this folder.
 #pragma once
 
 #include "cuda/fp8.cuh"
@@ -8,8 +8,8 @@ namespace ultrascale::ops {
 
 constexpr int row_threads = 256;
 
-// What a kernel writes, and the rows' or blocks' largest magnitudes if somebody asks for them. y is
-// null where only these are wanted.
+// A kernel's output, and the rows' or blocks' largest magnitudes if they are asked for. y is null
+// if only these are wanted.
 template <class F>
 struct Output {
     F* y;
@@ -17,16 +17,16 @@ struct Output {
     float* amax;  // (N), or one for each thread block
     int64_t N;
 
-    // The row that comes i-th. A launch that only measures begins with the last ones, which were
-    // written most recently, and ends with those that the next launch reads first: both are then in
-    // the L2 cache.
+    // The i-th row to be processed. A launch that only measures begins with the last rows, which
+    // were written most recently, and ends with those that the next launch reads first: so both are
+    // in the L2 cache.
     __device__ int64_t row(int64_t i) const { return y ? i : N - 1 - i; }
     __device__ bool needs_amax() const { return amax || of.group == ScaleGroup::row; }
-    // What numbers are multiplied by if the scale of the whole tensor is known, else 0.
+    // The factor for numbers if the scale of the whole tensor is known, otherwise 0.
     __device__ float factor_of_tensor() const {
         return y && of.group == ScaleGroup::tensor ? 1.0f / of.scales[0] : 0.0f;
     }
-    // The same for a row with the largest magnitude m, whose scale is stored. All its threads call.
+    // The factor for a row with the largest magnitude m; stores its scale. All its threads call it.
     __device__ float factor_of_row(int64_t row, float m) const {
         const float scale = scale_for(m, of.largest, of.powers_of_two);
         if (threadIdx.x == 0) of.scales[row] = scale;
@@ -34,7 +34,7 @@ struct Output {
     }
 };
 
-// x as the operation alone would have stored it, so that fusion changes no bit.
+// Rounds x as the operation alone would have stored it, so that fusion changes no bit.
 template <class T, int n>
 __device__ void as_stored(float (&x)[n]) {
     to_floats(x, from_floats<T>(x));
@@ -51,10 +51,10 @@ __device__ void max_magnitudes(float (&m)[count], const Pack<T, n> (&packs)[coun
     }
 }
 
-// The largest numbers of `count` tiles, each in the same `lanes` lanes: m[p] is what this lane has
-// of tile p. Lane i returns that of tile i * count / lanes. A lane gives its numbers of half of the
-// tiles to another lane and gets that one's of the other half, with which it goes on; so 8 tiles in
-// 16 lanes take 4 + 2 + 1 + 1 shuffles, not 8 * 4.
+// Returns the largest numbers of `count` tiles, each in the same `lanes` lanes: m[p] is this lane's
+// part of tile p, and lane i returns the result of tile i * count / lanes. In each round a lane
+// gives its numbers of half of the tiles to another lane, and takes that lane's numbers of the
+// other half. So 8 tiles in 16 lanes take 4 + 2 + 1 + 1 shuffles, not 8 * 4.
 template <int lanes, int count>
 __device__ float max_of_tile(const float (&m)[count]) {
     if constexpr (count == 1)
@@ -74,15 +74,15 @@ __device__ float max_of_tile(const float (&m)[count]) {
 }
 
 // A thread has numbers of a row as packs of n. Pack p begins at column first + p * stride, with a
-// stride of whole tiles; packs after the row's end are zeros. All lanes of a warp call what
-// follows.
+// stride of whole tiles; packs after the row's end are zeros. All lanes of a warp call the
+// functions below.
 struct ModulePath {
     int64_t row;
     int columns, first, stride;
     int64_t part;  // of the output, whose largest magnitude is amax[part]
 };
 
-// What this lane's tile (max_of_tile) is multiplied by; stores its scale. m: each pack's magnitude.
+// The factor for this lane's tile (max_of_tile); stores the tile's scale. m: each pack's magnitude.
 template <int n, int count, class F>
 __device__ float factor_of_tile(const Output<F>& out, const float (&m)[count],
                                 const ModulePath& at) {
@@ -95,7 +95,7 @@ __device__ float factor_of_tile(const Output<F>& out, const float (&m)[count],
     return 1.0f / scale;
 }
 // Finds the scale of this kind, unless it is the whole tensor's, and stores the numbers multiplied
-// by its inverse. largest(m): the largest m of the threads with the same `part`.
+// by its inverse. largest(m): the largest m among the threads with the same `part`.
 template <ScaleGroup kind, int n, int count, class T, class F, class Largest>
 __device__ void scale_and_store(const Output<F>& out, const Pack<T, n> (&packs)[count],
                                 const ModulePath& at, const Largest& largest) {
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(row_threads)
     });
 }
 
-// Runs launch<F, kind>(output) once, or for the scale of a whole tensor twice: magnitudes first.
+// Runs launch<F, kind>(output) once, or twice for the scale of a whole tensor: magnitudes first.
 // parts: how many magnitudes a launch writes.
 template <class Launch>
 void launch_scaled(const Quantised& y, const Scaling& s, const Tensor& amax, int64_t parts,

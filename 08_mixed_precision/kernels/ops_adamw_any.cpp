@@ -1,6 +1,6 @@
 // AdamW with states of any dtype and scales, on the host's threads: blocks are widened to fp32,
-// updated, and rounded. With scales every block is computed twice: first for the magnitudes of the
-// new numbers.
+// updated, and rounded. If there are scales, every block is computed twice: the first time to find
+// the magnitudes of the new numbers.
 #include "core/ops_fp8_checks.h"
 #include "cpu/ops_common.h"
 #include "ops_adamw_any_checks.h"
@@ -29,7 +29,7 @@ void narrow(const Tensor& to, const float* from, float scale, int64_t begin, int
     });
 }
 
-// Elements begin .. begin + n - 1 with the random bits first + begin .. of the item's stream.
+// Rounds elements begin .. begin + n - 1 with the random bits first + begin .. of the stream.
 template <class Format, class Bits>
 void round_stochastically(Bits* to, const float* from, float scale, const AdamWAnyItem& item,
                           int64_t begin, int64_t n) {
@@ -61,7 +61,7 @@ void narrow_value(const AdamWAnyItem& item, const float* from, float scale, int6
     }
 }
 
-// m (is_v = 0) or v (1).
+// Rounds m (is_v = 0) or v (is_v = 1).
 template <class Format>
 void round_state(const Tensor& to, const float* from, float scale, const AdamWAnyItem& item,
                  uint64_t is_v, int64_t begin, int64_t n) {
@@ -85,7 +85,7 @@ void narrow_state(const Tensor& to, const float* from, float scale, const AdamWA
 struct Block {
     float master[block], m[block], v[block], gradient[block];
 };
-// The new numbers of n elements from `begin` on.
+// Computes the new numbers of n elements from `begin` on.
 void update(Block& b, const AdamWAnyItem& item, const AdamWFactors& f, int64_t begin, int64_t n) {
     widen(b.master, item.master, scale_of(item.master_scale), begin, n);
     widen(b.m, item.m, scale_of(item.m_scale), begin, n);

@@ -1,6 +1,6 @@
 // AdamW with states of any dtype and scales.
 //
-// Which dtype a tensor has is looked up at each access: all threads of a block go the same way, and
+// A tensor's dtype is looked up at each access: all threads of a block take the same branch, and
 // memory takes longer. So there is one kernel instead of one for each of 5^5 combinations.
 //
 // Scales need the magnitudes of the new numbers before any is stored:
@@ -40,13 +40,13 @@ struct Factors {
     float beta1, beta2, step_size, root_correction, eps;
     double max_norm;  // 0: no clipping
 };
-// Of each item: the scales of value, master, m and v; those that it does not have are 1.
+// Each item's scales of value, master, m and v; a missing one is 1.
 using Scales = Pack<float, adamw_written>;
-// Of each chunk: the largest magnitudes of master, m and v.
+// Each chunk's largest magnitudes of master, m and v.
 using Magnitudes = Pack<float, 4>;
 
-// What four elements hold, or the first of them, before it is known what it means: so a thread has
-// the loads of all its arrays under way, and then converts them.
+// The words of four elements, or of the first of them, before they are converted: so a thread first
+// starts the loads of all its arrays, and then converts them.
 struct Loaded {
     uint32_t words[4];
 };
@@ -108,7 +108,7 @@ __device__ void convert(float (&to)[4], const Loaded& loaded, const Array& a, fl
         for (int j = 0; j < 4; ++j) to[j] = to_float(pack.x[j]) * scale;
     });
 }
-// Four elements, or only the first if they are not in one pack.
+// Stores four elements, or only the first if they are not in one pack.
 __device__ void store_scaled(const Array& a, const float (&from)[4], float scale, int64_t i,
                              bool packs) {
     float x[4];
@@ -118,7 +118,7 @@ __device__ void store_scaled(const Array& a, const float (&from)[4], float scale
 }
 __device__ void store_stochastic(const Item& item, const float (&from)[4], float scale, int64_t i,
                                  bool packs) {
-    // Elements i .. i + 3 of the item are two blocks' of its stream, unless it begins at one.
+    // Elements i .. i + 3 of the item come from two blocks of its stream, unless they begin at one.
     const uint64_t at = item.first + uint64_t(i);
     const std::array<uint32_t, 4> here = item.random.block_bits(at / 4);
     std::array<uint32_t, 4> random = here;
@@ -140,7 +140,7 @@ __device__ void store_stochastic(const Item& item, const float (&from)[4], float
     }
 }
 
-// m (is_v = 0) or v (1) in fp8: elements i .. i + 3 have the bits 2 (first + i) + is_v ...
+// Stores m (is_v = 0) or v (1) in fp8: elements i .. i + 3 have the bits 2 (first + i) + is_v ...
 template <class Format>
 __device__ void store_state_rounded(const Array& a, const Item& item, const float (&from)[4],
                                     float scale, uint64_t is_v, int64_t i, bool packs) {
@@ -171,7 +171,7 @@ __device__ bool fits(const Array& a, int64_t begin) {  // packs of four from the
     return (reinterpret_cast<uintptr_t>(a.x) + uintptr_t(begin) * (bytes / 4)) % bytes == 0;
 }
 
-// One block updates a chunk of an item. magnitudes: null, or where they go instead of an update.
+// One block updates a chunk of an item. If magnitudes is not null, they are written instead.
 __global__ void __launch_bounds__(threads)
     update_any(const Item* items, int item_count, const double* squared_norm, const int32_t* skip,
                const Factors f, const Scales* new_scales, Magnitudes* magnitudes) {

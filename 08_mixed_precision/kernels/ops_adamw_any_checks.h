@@ -1,4 +1,4 @@
-// What both backends share of AdamW in any format. Private to this folder.
+// The part of AdamW in any format that both backends share. Private to this folder.
 #pragma once
 
 #include <array>
@@ -24,15 +24,14 @@ inline bool has_scales(const AdamWAnyItem& item) {
         if (*w.scale) return true;
     return false;
 }
-// The largest number of a dtype that has scales.
+// Returns the largest number of a dtype that has scales.
 inline float largest_scaled(DType dtype) {
     if (dtype == DType::fp16) return formats::Fp16::largest();
     check(dtype == DType::e4m3 || dtype == DType::e5m2,
           "adamw: scales are for fp16, e4m3 and e5m2");
     return dtype == DType::e4m3 ? formats::E4m3::largest() : formats::E5m2::largest();
 }
-// The smallest number that v becomes instead of zero: the dtype's own, or 0 where v has the range
-// of fp32.
+// Returns what v becomes instead of zero: the dtype's smallest number, or 0 with fp32's range.
 inline float smallest_second_moment(DType dtype) {
     return dtype == DType::fp16   ? formats::Fp16::smallest()
            : dtype == DType::e4m3 ? formats::E4m3::smallest()
@@ -70,8 +69,8 @@ inline AdamWCost adamw_any_cost(const std::vector<AdamWAnyItem>& items,
     return cost;
 }
 
-// The items as adamw() takes them, which is faster: with fp32 masters, moments of this dtype, no
-// scales, and one dtype of values and one of gradients. None if they are not so.
+// Returns the items in the form of the faster adamw(): fp32 masters, moments of this dtype, no
+// scales, one dtype for all values and one for all gradients. Returns none if they are not so.
 inline std::vector<AdamWItem> plain_items(const std::vector<AdamWAnyItem>& items, DType moments) {
     std::vector<AdamWItem> plain;
     for (const AdamWAnyItem& item : items) {

@@ -1,4 +1,4 @@
-// Eight numbers of 12 bits in three words of 32.
+// Packs eight numbers of 12 bits into three words of 32.
 #include "cpu/ops_fp8.h"
 #include "ops_quantised_checks.h"
 

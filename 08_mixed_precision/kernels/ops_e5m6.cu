@@ -1,5 +1,6 @@
 // e5m6: eight numbers of 12 bits in three words of 32. In bf16, pack reads 2 bytes per element and
-// writes 1.5, unpack the other way round. 16 lanes have a tile of 1 x 128; a thread has 8 numbers.
+// writes 1.5, and unpack does the opposite. 16 lanes have a tile of 1 x 128; a thread has 8
+// numbers.
 #include "cuda/fp8_tile.cuh"
 #include "ops_quantised_checks.h"
 

@@ -1,5 +1,5 @@
-// Operations whose result leaves in 8 bits: one after the other, which is also what the trace
-// shows.
+// Operations whose result is written in 8 bits. The CPU runs their parts one after the other, and
+// the trace shows them so.
 #include "core/ops.h"
 #include "ops_quantised_checks.h"
 

@@ -1,13 +1,13 @@
-// RMSNorm and SwiGLU whose results leave in 8 bits. In bf16 the norm reads 2 bytes per element and
-// writes 1; SwiGLU reads 4 and writes 1. With the scale of the whole tensor, unless it is given,
-// the inputs are read once more before that, for the largest magnitude.
+// RMSNorm and SwiGLU whose results are written in 8 bits. In bf16 the norm reads 2 bytes per
+// element and writes 1; SwiGLU reads 4 and writes 1. With the scale of the whole tensor, unless it
+// is given, the inputs are read once more before, to find the largest magnitude.
 //
 // A tile of 1 x 128 is in neighbouring lanes of a warp, which find its largest number by shuffles:
-// 16 lanes of 8 numbers each (16 bits), or 32 of 4 (fp32). Longer rows, and rows of other sizes and
-// addresses, go through quantise_rows (fp8_rows.cuh), where a warp takes a tile.
+// 16 lanes with 8 numbers each (16 bits), or 32 with 4 (fp32). Longer rows, and rows of other sizes
+// and addresses, go through quantise_rows (fp8_rows.cuh), where a warp takes a tile.
 //
-// There is a kernel for each kind of scale: one that decides while it runs has more instructions,
-// and the norm, which is short, takes longer.
+// There is a kernel for each kind of scale: a kernel that decides while it runs has more
+// instructions, and the norm, which is short, would take longer.
 #include "cuda/rmsnorm_row.cuh"
 #include "fp8_rows.cuh"
 #include "ops_quantised_checks.h"
@@ -60,8 +60,8 @@ __device__ float swiglu(float gate, float up) {
     return gate * __fdividef(1.0f, 1.0f + expf(-gate)) * up;  // as in ops_swiglu.cu
 }
 
-// Blocks: (row, part of the row), of `width` threads; `unroll` packs a thread, a block's width
-// apart. With a scale for each row a block has a whole row.
+// Blocks: (row, part of the row), with `width` threads; a thread takes `unroll` packs, a block's
+// width apart. With a scale for each row, a block has a whole row.
 constexpr int unroll = 4;
 constexpr int width_of(ScaleGroup kind) { return kind == ScaleGroup::row ? 2 * threads : threads; }
 

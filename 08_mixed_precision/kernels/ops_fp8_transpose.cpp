@@ -1,4 +1,4 @@
-// The transpose of a matrix of 8-bit numbers, and scales from magnitudes that are known.
+// The transpose of a matrix of 8-bit numbers, and scales from known magnitudes.
 #include "cpu/ops_fp8.h"
 #include "ops_quantised_checks.h"
 

@@ -1,7 +1,7 @@
 // The transpose of a matrix of 8-bit numbers (1 byte read and 1 written per element), and scales
-// from magnitudes that are known.
+// from known magnitudes.
 //
-// With the scale of the tensor or of blocks the bytes stay what they are. The bytes of 8 rows of a
+// With the scale of the tensor or of blocks the bytes do not change. The bytes of 8 rows of a
 // column are gathered into two words, and leave through shared memory as in quantise.
 #include "cuda/fp8_tile.cuh"
 #include "ops_quantised_checks.h"
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(256)
     if (i < rows * cols) to[i % cols * rows + i / cols] = from[i];
 }
 
-// One block: the history's largest number.
+// One block finds the history's largest number.
 __global__ void __launch_bounds__(256)
     scale_of_history(float* scale, float* history, const float* amax, int64_t at, int64_t n,
                      float largest, int margin) {

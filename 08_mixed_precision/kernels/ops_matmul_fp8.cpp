@@ -1,6 +1,6 @@
-// Products of 8-bit matrices without tensor cores: the numbers with their scales, in fp32, by
-// OpenBLAS, which is also what the trace shows. What tensor cores lose is emulated in
-// ../accumulator.h.
+// Products of 8-bit matrices without tensor cores: the numbers are multiplied by their scales, and
+// OpenBLAS multiplies the matrices in fp32; the trace shows both. ../accumulator.h emulates what
+// tensor cores would lose.
 #include "cpu/ops_common.h"
 #include "ops_quantised_checks.h"
 

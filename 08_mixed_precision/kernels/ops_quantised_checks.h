@@ -1,4 +1,4 @@
-// Which arguments of these operations go together, on both backends. Private to this folder.
+// Checks which arguments of these operations go together, on both backends. Private to this folder.
 #pragma once
 
 #include "core/ops_fp8_checks.h"
@@ -6,15 +6,15 @@
 
 namespace ultrascale::ops {
 
-// The scale of a tensor whose last n amax are these. Those that are not finite do not count: the
-// update that they belong to is skipped.
+// Returns the scale of a tensor whose largest amax in the last n steps is `amax`. An amax that is
+// not finite does not count, because the update to which it belongs is skipped.
 constexpr float delayed_scale_of(float amax, float largest, int margin) {
     if (amax == 0) return 1;
     const float scale = scale_for(amax, largest, false);
     return margin >= 0 ? scale * float(1 << margin) : scale / float(1 << -margin);
 }
 
-// Fused operations, whose result is (N, columns).
+// The sizes of fused operations, whose result is (N, columns).
 struct FusedSizes {
     int64_t N, columns;
 };

@@ -1,4 +1,4 @@
-// How large numbers are, in plain loops.
+// Operations that look at how large numbers are, in plain loops.
 #include "ops_ranges.h"
 
 #include "cpu/ops_common.h"
@@ -7,7 +7,7 @@ namespace ultrascale::ops {
 
 namespace {
 
-// The smallest power of two that is not below x > 0.
+// Returns the smallest power of two that is not below x > 0.
 float power_of_two_above(float x) {
     int exponent = 0;
     const float fraction = std::frexp(x, &exponent);  // x = fraction 2^exponent, in [0.5, 1)

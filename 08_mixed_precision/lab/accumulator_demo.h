@@ -1,6 +1,6 @@
-// --demo accumulator: what Hopper's tensor cores lose when they add up products of 8-bit numbers in
-// 14 bits, and what moving the sum to fp32 every 128 of k gives back (accumulator.h).
-// DeepSeek-V3 Technical Report, section 3.3.2: nearly 2 % at k = 4096.
+// --demo accumulator: shows what Hopper's tensor cores lose when they add up products of 8-bit
+// numbers in 14 bits, and what is regained if the sum moves to fp32 after every 128 of k
+// (accumulator.h). DeepSeek-V3 Technical Report, section 3.3.2: nearly 2 % at k = 4096.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@ namespace accumulator_demo {
 
 inline constexpr int64_t M = 32, N = 32;
 
-// Numbers of e4m3: normal ones; or uniform between 0 and 1, whose sums only grow.
+// Returns numbers of e4m3: normally distributed, or uniform between 0 and 1, whose sums only grow.
 inline std::vector<float> numbers(const char* name, int64_t n, bool positive) {
     using F = formats::E4m3;
     const Random random(1, name);
@@ -27,7 +27,7 @@ inline std::vector<float> numbers(const char* name, int64_t n, bool positive) {
     return all;
 }
 
-// The largest error of M x N sums, relative to their root mean square.
+// Returns the largest error of M x N sums, relative to their root mean square.
 inline double largest_error(const std::vector<float>& got, const std::vector<float>& exact) {
     double largest = 0, squares = 0;
     for (size_t i = 0; i < got.size(); ++i) {

@@ -1,5 +1,5 @@
-// --demo all-reduce: what is left of gradients that n ranks sum in e4m3, with each factor
-// (9_fp8_all_reduce.h). One rank plays all of them: its gradient is split into n, which have a
+// --demo all-reduce: shows what is left of gradients that n ranks sum in e4m3, with each factor
+// (9_fp8_all_reduce.h). One rank plays all of them: it splits its gradient into n, which have a
 // common part and noise of their own, as the gradients of different samples have.
 #pragma once
 
@@ -17,18 +17,18 @@ inline constexpr int64_t elements = 16384;
 
 struct Result {
     double signal_to_noise;  // dB
-    double saturated, lost;  // of all sums: at 448; 0, though the exact one is not
+    double saturated, lost;  // shares of all sums: at 448; 0, though the exact sum is not
 };
 
-// Magnitudes over several powers of two, as a gradient's: exp(1.5 x), x normal.
+// Magnitudes over several powers of two, like a gradient's: exp(1.5 x), x normal.
 inline float element(int rank, int64_t i) {
     const Random common(1, "common"), own(uint64_t(rank + 2), "own"), size(1, "size");
     const float spread = std::exp(1.5f * size.normal(uint64_t(i)));
     return spread * (common.normal(uint64_t(i)) + 0.5f * own.normal(uint64_t(i)));
 }
 
-// `each`: a sum is rounded after every addition, as a ring of ranks that pass sums on in e4m3 does;
-// otherwise once, at the end, as 9_fp8_all_reduce.h does.
+// `each`: a sum is rounded after every addition, as in a ring of ranks that pass sums on in e4m3;
+// otherwise only once, at the end, as in 9_fp8_all_reduce.h.
 inline Result sum_in_fp8(const std::vector<std::vector<float>>& gradients, double factor,
                          bool each = true) {
     using F = formats::E4m3;
@@ -55,7 +55,7 @@ inline Result sum_in_fp8(const std::vector<std::vector<float>>& gradients, doubl
     return {10 * std::log10(signal / noise), double(saturated) / n, double(lost) / n};
 }
 
-// The factor at which the automatic one settles: halved until few sums saturate.
+// Returns the factor at which the automatic one settles: it is halved until few sums saturate.
 inline double settled(const std::vector<std::vector<float>>& gradients) {
     double mu = 1;
     while (sum_in_fp8(gradients, mu, false).saturated > 1e-5) mu /= 2;

@@ -1,5 +1,5 @@
-// How far a recipe's results may be from others (reference.h): about three times what was measured
-// (MEASURED.md).
+// Bounds for the distance of a recipe's results from others (reference.h): about three times what
+// was measured (MEASURED.md).
 #pragma once
 
 #include "../3_recipes.h"
@@ -7,15 +7,15 @@
 
 namespace ultrascale::mixed_precision {
 
-// The relative L2 distance of the first gradient from fp32's that a recipe may have.
+// The relative L2 distance from fp32's first gradient that a recipe's may have.
 inline double format_bound(const Recipe& recipe) {
     if (recipe.fp8()) return 0.25;
     return recipe.activations == DType::fp32   ? 1e-5
            : recipe.activations == DType::fp16 ? 1e-2
                                                : 5e-2;
 }
-// Bounds of the first comparison: those of the activations' dtype. Where 8-bit numbers are rounded,
-// a difference of one bit in bf16 can become one of e4m3, which is 16 times as large; more so if
+// Bounds of the first comparison: those of the activations' dtype. If 8-bit numbers are rounded, a
+// difference of one bit in bf16 can become one of e4m3, which is 16 times as large; more so if
 // ranks round their gradients to 8 bits before they are summed.
 inline VerifyBounds recipe_bounds(const Recipe& recipe) {
     VerifyBounds bounds = verify_bounds(recipe.activations);

@@ -1,5 +1,5 @@
-// --compare: the same steps on the same data with each recipe, and one table: what a rank holds, by
-// formula and measured, the loss after the last step, and how fast it was.
+// --compare: trains the same steps on the same data with each recipe, and prints one table: the
+// memory of a rank, by formula and measured, the loss after the last step, and the speed.
 #pragma once
 
 #include "lab/report/median_seconds.h"
@@ -83,7 +83,7 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
                     {"loss", loss},
                     {"tokens_per_second", rate},
                     {"as_predicted", same}});
-        if (!recipe.plain) curves.push_back(std::move(curve));  // tensor's is the same
+        if (!recipe.plain) curves.push_back(std::move(curve));  // it has the same curve as tensor
     }
     draw_recipe_bytes(options.svg);
     draw_loss_curves(options.svg, curves);

@@ -1,5 +1,5 @@
-// --demo formats with --svg: range.svg, which orders of magnitude each format reaches;
-// resolution.svg, to which numbers 10,000 points between 1 and 2 are rounded. After the playbook's
+// --demo formats with --svg: range.svg shows which orders of magnitude each format reaches, and
+// resolution.svg to which numbers 10,000 points between 1 and 2 are rounded. After the playbook's
 // figures in "Mixed precision training".
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ultrascale::mixed_precision {
 
-inline constexpr int range_decades = 40;  // each way from 1
+inline constexpr int range_decades = 40;  // on each side of 1
 inline constexpr int resolution_points = 10000;
 
 inline void draw_range(const std::string& directory) {
@@ -48,7 +48,7 @@ inline void draw_range(const std::string& directory) {
     write_picture(directory, "range.svg", svg);
 }
 
-// The different numbers to which points between 1 and 2, evenly spaced, are rounded.
+// Returns the different numbers to which evenly spaced points between 1 and 2 are rounded.
 template <class F>
 std::set<float> rounded_points(int points) {
     std::set<float> numbers;

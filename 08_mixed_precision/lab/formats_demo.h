@@ -1,4 +1,4 @@
-// --demo formats: what each format can hold, and one number in every format.
+// --demo formats: shows what each format can hold, and one number in every format.
 #pragma once
 
 #include "../1_formats.h"
@@ -21,8 +21,8 @@ inline void print_limits() {
     });
 }
 
-// Formats whose numbers come in blocks that share a scale. Bits a number, scale included; the
-// largest number relative to the smallest one within a block.
+// Formats whose numbers come in blocks that share a scale: the bits a number takes, scale included,
+// and the ratio of the largest to the smallest number within a block.
 inline void print_blocks() {
     struct Block {
         const char *name, *element, *scale;
@@ -43,7 +43,7 @@ inline void print_blocks() {
             b.scale, b.element_bits + double(b.scale_bits) / b.elements, b.largest / b.smallest));
 }
 
-// One number in every format: its bits, what they mean, and the error.
+// Prints one number in every format: its bits, their meaning, and the error.
 inline void print_number(double number) {
     print("");
     print(fmt::format("{:.10g} in each format, rounded to nearest, ties to even:", number));
@@ -58,7 +58,7 @@ inline void print_number(double number) {
     });
 }
 
-// What happens past the largest number: infinity or NaN, or with saturation the largest number.
+// Prints what becomes of numbers past the largest: infinity or NaN, or with saturation the largest.
 inline void print_overflow() {
     print("");
     print("past the largest number:   as IEEE or OCP says   saturated");

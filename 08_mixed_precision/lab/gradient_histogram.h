@@ -1,4 +1,4 @@
-// Histograms of gradients by powers of two, and what fp16 makes of them: with --svg gradients.svg.
+// Histograms of gradients by powers of two, and what fp16 does to them: with --svg gradients.svg.
 //
 //     2^-40      2^-30      2^-24    2^-14            2^0                     2^16
 //       .  . . : : : : | : : : : | : : . .              .                       |
@@ -6,7 +6,7 @@
 //
 // Multiplied by S = 2^16, all bars move 16 places to the right. That is all that loss scaling does.
 //
-// What is counted are the gradients of the linears' outputs (dy), of all layers, in the first step.
+// The gradients counted are those of the linears' outputs (dy), in all layers, in the first step.
 // Micikevicius et al. 2018 (arXiv 1710.03740), figure 3.
 #pragma once
 
@@ -33,7 +33,7 @@ public:
     void add_to(ModuleFactories& factories);
     bool counting = true;
 
-    // The numbers below 2^exponent, zeros included; of how many in all.
+    // Counts the numbers below 2^exponent, zeros included.
     int64_t below(int exponent) const {
         const std::vector<int32_t> counts = counts_.to_host<int32_t>();
         int64_t sum = counts[0];
@@ -83,7 +83,7 @@ inline void GradientHistogram::add_to(ModuleFactories& factories) {
     };
 }
 
-// `scale`: what the loss was multiplied by; the picture divides by it again.
+// `scale` is the loss's factor; the picture divides by it again.
 inline void draw_gradients(const std::string& directory, const GradientHistogram& histogram,
                            double scale) {
     if (!draws(directory) || !histogram) return;
@@ -125,7 +125,7 @@ inline void draw_gradients(const std::string& directory, const GradientHistogram
                 {{Role::exposed, fmt::format("0 in fp16: {:.1f} %", lost(-25))},
                  {Role::optimizer, "subnormal: fewer bits"},
                  {Role::parameters, "all bits"}});
-    // Where fp16's range lies if the loss is multiplied by 2^16.
+    // The beginning of fp16's range if the loss is multiplied by 2^16.
     svg.line({across(-41), 96}, {across(-41), up.begin}, {.dashed = true});
     svg.text(across(-41) + 6, 110,
              fmt::format("with S = 2^16 fp16 begins here: {:.2f} % are lost", lost(-41)),
@@ -138,7 +138,7 @@ inline void draw_gradients(const std::string& directory, const GradientHistogram
     write_picture(directory, "gradients.svg", svg);
 }
 
-// What fp16 loses of them, in the report.
+// Reports what fp16 would lose of them.
 inline void print_gradients(Report& report, const GradientHistogram& histogram, double scale) {
     if (!histogram) return;
     const int shift = int(std::lround(std::log2(scale)));

@@ -53,7 +53,7 @@ struct Chapter {
             Another::told);
     }
 
-    // Checks what the rules above cannot, and completes the recipe.
+    // Checks what the rules above cannot check, and completes the recipe.
     void check(const Options& options) {
         Recipe& recipe = precision.recipe = *find_recipe(recipe_);
         std::istringstream list(without_);

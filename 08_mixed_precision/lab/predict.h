@@ -1,6 +1,6 @@
 // What a rank holds and sends, by formula: the tensors of the recipe to the byte, with their scales
-// (8_storage.h); activations as on any device, less what is kept in fewer bits (7_kept_in_fp8.h);
-// and the sums of gradients in the recipe's format.
+// (8_storage.h); the activations of any run, less the bytes saved by keeping fewer bits
+// (7_kept_in_fp8.h); and the sums of gradients in the recipe's format.
 #pragma once
 
 #include "../mixed_training.h"
@@ -8,11 +8,11 @@
 
 namespace ultrascale::mixed_precision {
 
-// The parameters of the layers' linears, by stack: those whose weights are one matrix (q, k, v).
+// The parameters of the layers' linears, counted by stack: q, k and v have one matrix of weights.
 struct LinearSizes {
-    int64_t parameters = 0, elements = 0;  // of linears
-    int64_t rest = 0, rest_elements = 0;   // of all else
-    int64_t weight_scales = 0;             // of weights in fp8: fp32 numbers
+    int64_t parameters = 0, elements = 0;  // the linears'
+    int64_t rest = 0, rest_elements = 0;   // all others'
+    int64_t weight_scales = 0;             // fp32 numbers, for weights in fp8
 };
 inline LinearSizes linear_sizes(const LlamaConfig& c, const Recipe& recipe) {
     const int64_t per_layer = recipe.fp8() ? 7 : 0;
@@ -27,18 +27,18 @@ inline LinearSizes linear_sizes(const LlamaConfig& c, const Recipe& recipe) {
         }
     }
     sizes.rest_elements = parameter_count(c) - sizes.elements;
-    // Two norms a layer (and Qwen 3's of heads), the final one, the embedding, the head.
+    // Two norms a layer (four if, as in Qwen 3, heads have norms), the final norm, embedding, head.
     sizes.rest = (2 + (c.head_norms ? 2 : 0) + (7 - per_layer)) * c.layers + 2 + (c.tied ? 0 : 1);
     return sizes;
 }
 
-// Tensors with a history of largest magnitudes: x, W and dy of each of a layer's four products, but
-// not of the smoothed one; and of the head's, if it is in fp8.
+// The number of tensors that have a history of largest magnitudes: x, W and dy of each of a layer's
+// four products, except for the smoothed one; and of the head's, if it is in fp8.
 inline int64_t rounded_tensors(const LlamaConfig& c, const PrecisionOptions& o) {
     return 3 * ((o.smooth ? 3 : 4) * c.layers + (o.head_fp8 ? 1 : 0));
 }
 
-// What Storage holds, by formula, for so many parameters and elements of one kind.
+// The bytes that Storage holds for so many parameters and elements of one kind.
 inline MemoryEstimate storage_bytes(const Recipe& r, int64_t parameters, int64_t elements) {
     const auto of = [&](std::optional<DType> dtype) {
         return dtype ? elements * dtype_bytes(*dtype) : 0;
@@ -51,7 +51,7 @@ inline MemoryEstimate storage_bytes(const Recipe& r, int64_t parameters, int64_t
                          scale(state_is_scaled(r.m)) + scale(state_is_scaled(r.v))};
 }
 
-// What a step sends to sum tensors of so many elements each in e4m3 (9_fp8_all_reduce.h).
+// Adds what a step sends to sum tensors of so many elements each in e4m3 (9_fp8_all_reduce.h).
 inline void add_fp8_sum(PredictedCommunication& sent, const Group& ranks,
                         const std::vector<int64_t>& elements) {
     if (ranks.ranks == 1) return;
@@ -62,24 +62,24 @@ inline void add_fp8_sum(PredictedCommunication& sent, const Group& ranks,
     sent.add(ranks, Collective::all_to_all, calls, padded);
     sent.add(ranks, Collective::all_gather, calls, padded);
 }
-// The buffers of the largest tensor: twice the whole in 8 bits, twice a slice in fp32.
+// The buffers for the largest tensor: the whole of it twice in 8 bits, a slice of it twice in fp32.
 inline int64_t fp8_sum_buffer_bytes(const std::vector<int64_t>& elements, int n) {
     const int64_t part = Fp8AllReduce::slice(*std::ranges::max_element(elements), n);
     return 2 * part * n + 2 * part * 4;
 }
 
-// The activations' sizes: what the fused norms keep (7_fused_quantisation.h), and --keep-fp8.
+// The activations' sizes, with what fused norms (7_fused_quantisation.h) and --keep-fp8 change.
 inline LocalSizes local_sizes(const StepShape& shape, const PrecisionOptions& o) {
     LocalSizes sizes = local_sizes(shape);
     if (!o.recipe.fp8() || o.recipe.plain) return sizes;  // x and dy are kept as in 16 bits
     const double tokens = double(shape.micro_batch * shape.seq), h = double(shape.config.hidden);
     const Products products = o.recipe.products;
-    // x transposed: tiles along the tokens; a scale for each feature; one for all.
+    // The scales of x transposed: tiles along the tokens; one for each feature; one for all.
     const double scales = products == Products::tile  ? 4 * std::ceil(tokens / 128) / tokens
                           : products == Products::row ? 4 / tokens
                                                       : 4 / (tokens * h);
     const bool one_scale = group_of_tokens(products) == ops::ScaleGroup::tensor;
-    if (!o.unfused)  // the rows as they were multiplied; or the norm is computed again
+    if (!o.unfused)  // the norm keeps the rows as they were multiplied, or is computed again
         sizes.kept_input_bytes = one_scale ? 1 + scales : 0;
     else if (o.keep_fp8)
         sizes.kept_input_bytes = 1 + scales;
@@ -108,8 +108,7 @@ inline Prediction predict_memory(const StepShape& shape, const PrecisionOptions&
     return prediction;
 }
 
-// The prediction for one of the ranks that sum gradients. `linears`: the parameters that are
-// multiplied in fp8.
+// Predicts for one of the ranks that sum gradients. `linears`: the parameters multiplied in fp8.
 inline Prediction predict(const StepShape& shape, const PrecisionOptions& o,
                           const ParameterList& parameters,
                           const std::set<const Parameter*>& linears, const Group& ranks) {
@@ -132,8 +131,9 @@ inline Prediction predict(const StepShape& shape, const PrecisionOptions& o,
     }
     if (o.recipe.products == Products::delayed)  // the largest magnitudes
         sent.add(ranks, Collective::all_reduce, 1, 4 * rounded_tensors(shape.config, o));
-    if (o.loss_scale.scaled) sent.add(ranks, Collective::all_reduce, 1, 4);  // who overflowed
-    sent.add_scalar_sum(ranks);                                              // the loss
+    if (o.loss_scale.scaled)
+        sent.add(ranks, Collective::all_reduce, 1, 4);  // whether anyone overflowed
+    sent.add_scalar_sum(ranks);                         // the loss
     return prediction;
 }
 

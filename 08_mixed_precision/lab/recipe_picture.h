@@ -1,5 +1,5 @@
-// --compare with --svg: recipes.svg, the bytes of a linear's parameter in each recipe; curves.svg,
-// how far each recipe's loss is from fp32's.
+// --compare with --svg: recipes.svg shows the bytes of a linear's parameter in each recipe,
+// curves.svg how far each recipe's loss is from fp32's.
 #pragma once
 
 #include <fmt/format.h>
@@ -58,13 +58,13 @@ inline void draw_recipe_bytes(const std::string& directory) {
     write_picture(directory, "recipes.svg", svg);
 }
 
-// A recipe's loss in each step.
+// A recipe's loss after each step.
 struct LossCurve {
     std::string name;
     std::vector<double> losses;
 };
 
-// The difference from the first curve, each the mean over `window` steps.
+// Draws each curve's difference from the first one, averaged over `window` steps.
 inline void draw_loss_curves(const std::string& directory, const std::vector<LossCurve>& curves) {
     if (!draws(directory) || curves.size() < 2 || curves[0].losses.size() < 2) return;
     const size_t steps = curves[0].losses.size(), window = std::max<size_t>(steps / 20, 1);
@@ -83,7 +83,7 @@ inline void draw_loss_curves(const std::string& directory, const std::vector<Los
         figures += fmt::format("{}: {:+.4f}. ", curve.name, mean.back());
         differences.push_back(std::move(mean));
     }
-    most = std::min(most, 0.2);  // what diverges leaves the picture
+    most = std::min(most, 0.2);  // curves that diverge leave the picture
     Svg svg(900, 420, fmt::format("Loss, less that of {}", curves[0].name),
             fmt::format("Means over {}, in the end: {}", format_count(int64_t(window), "step"),
                         figures));

@@ -1,12 +1,12 @@
-// What a run is compared with (--verify). Two comparisons, for two kinds of mistakes:
+// The references of --verify. Two comparisons find two kinds of mistakes:
 //
 //     this run   <->  the same recipe on one device       a rank that steps alone, a gradient that
 //                                                         is unscaled twice
 //     that       <->  plain fp32, the first gradient      a product with the wrong scale: it is
 //                                                         wrong on one device, too
 //
-// The first difference is rounding in another order, the second what the recipe's formats cost.
-// Their bounds are in bounds.h.
+// The first difference comes from rounding in another order, the second from the recipe's formats.
+// bounds.h has their bounds.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ using TrainStep = std::function<void(Step&, MixedTraining&, const Mesh&)>;
 
 class MixedReference : public Reference {
 public:
-    // `start`: of the run. `one`: a mesh of this rank alone.
+    // `start`: the run's. `one`: a mesh of this rank alone.
     MixedReference(const Options& options, const StepShape& shape, PrecisionOptions chosen,
                    const DataLoader& loader, const TrainingState& start,
                    std::vector<int64_t> sequences, const Mesh& one, TrainStep train_step)
@@ -67,7 +67,7 @@ public:
         return displaced(start_.at(name), name, displacement, chosen_.recipe.activations);
     }
 
-    // -1: not compared (a resumed run, or a first step that overflowed).
+    // Returns -1 if nothing was compared (a resumed run, or a first step that overflowed).
     double away_from_fp32() const { return away_; }
 
 private:

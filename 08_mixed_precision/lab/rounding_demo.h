@@ -6,7 +6,7 @@
 
 namespace ultrascale::mixed_precision {
 
-// --demo rounding. Returns false if the sums are not as the table's last line says.
+// Returns false if the sums are not as the table's last line says.
 inline bool demo_rounding() {
     constexpr int times = 1000, seeds = 64;
     constexpr float addend = 0.0013f;
@@ -25,7 +25,7 @@ inline bool demo_rounding() {
         fmt::format("  to nearest     {:.3f}: each addition is less than half of 1/128", nearest));
     print(fmt::format("  stochastically {:.3f} on average over {} seeds, standard deviation {:.3f}",
                       mean, seeds, deviation));
-    // The mean of `seeds` results is a standard deviation / sqrt(seeds) away.
+    // The mean of `seeds` results is about one standard deviation / sqrt(seeds) away.
     const bool ok = nearest == 1 && std::abs(mean - exact) <= 5 * deviation / std::sqrt(seeds);
     print(ok ? "to nearest nothing is added at all; stochastically the mean is the exact sum: ok"
              : "WRONG: the mean should be the exact sum");

@@ -1,4 +1,4 @@
-// --demo scales: what an outlier spoils if numbers share a scale with it.
+// --demo scales: shows how an outlier spoils the numbers that share its scale.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace tiles_demo {
 
 inline constexpr int64_t rows = 256, cols = 512;
 
-// ||quantised - x|| / ||x|| over all elements besides the outliers.
+// Returns ||quantised - x|| / ||x|| over all elements except the outliers.
 inline double error(const std::vector<float>& numbers, ops::ScaleGroup group, float outlier) {
     const Tensor x = Tensor::from_host<float>(numbers, {rows, cols}, Memory::workspace),
                  back = Tensor::empty({rows, cols}, DType::fp32, Memory::workspace);
@@ -34,8 +34,8 @@ inline double error(const std::vector<float>& numbers, ops::ScaleGroup group, fl
 
 }  // namespace tiles_demo
 
-// --demo scales: normal numbers and a few outliers in one feature, rounded with each kind of scale.
-// Returns false if a finer scale is worse than a coarser one.
+// Rounds normal numbers, with a few outliers in one feature, with each kind of scale. Returns false
+// if a finer scale is worse than a coarser one.
 inline bool demo_scales() {
     using namespace tiles_demo;
     const Random random(1, "scales");

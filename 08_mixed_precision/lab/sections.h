@@ -1,5 +1,5 @@
-// What only this chapter's report has: the recipe's bytes beside the playbook's, how far the first
-// gradient is from fp32's, the loss scale; and --estimate's report.
+// The parts of the report that only this chapter has: the recipe's bytes beside the playbook's, the
+// distance of the first gradient from fp32's, the loss scale; and --estimate's report.
 #pragma once
 
 #include "predict.h"
@@ -51,10 +51,11 @@ inline std::string what_needs_less() {
     return "a smaller --micro-batch, --seq or --model, or a recipe of fewer bytes would";
 }
 
-// How far the formats moved the first gradient. All ranks call it; only rank 0 has the reference.
+// Reports how far the formats moved the first gradient. All ranks call it; rank 0 has the
+// reference.
 inline bool report_formats(Report& report, const Recipe& recipe, const MixedReference* reference) {
     const double away = reference ? reference->away_from_fp32() : -1, bound = format_bound(recipe);
-    const bool ok = away <= bound;  // not so for NaN
+    const bool ok = away <= bound;  // false for NaN
     if (away >= 0 || std::isnan(away)) {
         print(fmt::format("  formats   {:<34} {:>9.2e} <= {:.1e}  {:<9}  {}",
                           "step 1, gradient away from fp32's", away, bound, "fixed",
@@ -64,7 +65,7 @@ inline bool report_formats(Report& report, const Recipe& recipe, const MixedRefe
     return Communicator::world().broadcast_string(ok ? "ok" : "missed", 0) == "ok";
 }
 
-// The recipe's bytes a parameter.
+// Reports the recipe's bytes a parameter.
 inline void report_bytes(Report& report, const StepShape& shape, const PrecisionOptions& o) {
     const Recipe& r = o.recipe;
     const MemoryEstimate m = predict_memory(shape, o).memory;
@@ -79,7 +80,7 @@ inline void report_bytes(Report& report, const StepShape& shape, const Precision
     report.value("recipe", "bytes_per_parameter_in_all", all / N);
 }
 
-// The loss scale and the steps that it cost.
+// Reports the loss scale and the steps that it cost.
 inline void report_loss_scale(Report& report, const LossScale& scale, int64_t steps) {
     if (!scale.scaled()) return;
     std::string which;
@@ -93,7 +94,7 @@ inline void report_loss_scale(Report& report, const LossScale& scale, int64_t st
     report.value("loss_scale", "skipped", double(scale.skipped().size()));
 }
 
-// Gradients that ranks summed in 8 bits.
+// Reports on gradients that ranks summed in 8 bits.
 inline void report_fp8_sum(Report& report, const MixedTraining& training, int ranks) {
     if (ranks == 1 || !is_fp8(training.options.recipe.read())) return;
     print(
@@ -104,7 +105,7 @@ inline void report_fp8_sum(Report& report, const MixedTraining& training, int ra
     report.value("fp8_sum", "saturated", training.fp8_sum.saturated());
 }
 
-// The recipes' table for this model, by formula.
+// Prints the table of the recipes for this model, by formula.
 inline void print_recipes(Report& report, const StepShape& shape, PrecisionOptions o) {
     print("\nbytes by recipe");
     print(

@@ -1,6 +1,7 @@
-// --demo swiglu: what SwiGLU's outliers do to down_proj's product in e4m3 (7_smooth_swiglu.h). In 4
-// of 512 features the rows of gate and up are the same, and longer and longer; in the others they
-// are independent. The error is that of the ordinary features' part of y.
+// --demo swiglu: shows what SwiGLU's outliers do to down_proj's product in e4m3
+// (7_smooth_swiglu.h). In 4 of 512 features the rows of gate and up are the same, and grow longer
+// and longer; in the others they are independent. The error is that of the ordinary features' part
+// of y.
 #pragma once
 
 #include <cmath>
@@ -45,7 +46,7 @@ inline Tensor activations(double alignment) {
     return a;
 }
 
-// A weight that reads ordinary features only, so that y shows what is left of them.
+// Returns a weight that reads only ordinary features, so that y shows what is left of them.
 inline Tensor weight() {
     std::vector<float> numbers = normal("down", hidden * features);
     for (int64_t r = 0; r < hidden; ++r)
@@ -76,7 +77,7 @@ inline Tensor product_in_fp8(const Tensor& x, const Tensor& w, ops::ScaleGroup x
 
 }  // namespace swiglu_demo
 
-// Returns false if the smoothed product is not the better one where there are outliers.
+// Returns false if smoothing does not improve the product although there are outliers.
 inline bool demo_swiglu() {
     using namespace swiglu_demo;
     using ops::ScaleGroup;

@@ -1,5 +1,4 @@
-// --trap: mistakes that are made on purpose, each as a training, or a product, that does one thing
-// otherwise.
+// --trap: deliberate mistakes, each as a training, or a product, that does one thing wrong.
 #pragma once
 
 #include <memory>
@@ -10,14 +9,14 @@ namespace ultrascale::mixed_precision {
 
 enum class Trap {
     none,
-    unscale_twice,     // gradients are divided by the loss scale once more
+    unscale_twice,     // gradients are divided by the loss scale twice
     one_steps,         // the last rank does not skip a step that all others skip
-    clip_scaled,       // the norm is that of the scaled gradients
-    neighbours_scale,  // the forward product is given the scale of another tensor
+    clip_scaled,       // the norm for clipping is that of the scaled gradients
+    neighbours_scale,  // the forward product uses the scale of another tensor
     stale_weights,     // fp8 weights stay as they were before the update
 };
 
-// Each x is multiplied with the scales of the x before it, where these have the same shape.
+// Multiplies each x with the scales of the x before it, if these have the same shape.
 struct NeighboursScale : Fp8Shared {
     using Fp8Shared::Fp8Shared;
     void multiply(Tensor y, const ops::Quantised& x, const ops::Quantised& w,

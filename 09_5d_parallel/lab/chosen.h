@@ -1,4 +1,4 @@
-// The techniques that the options chose: what follows from them, and a description.
+// Completes the techniques that the options chose, and describes them.
 #pragma once
 
 #include "../2_techniques.h"
@@ -6,8 +6,8 @@
 
 namespace ultrascale::five_d {
 
-// Sets what follows from the axes: dp, each technique's ranks, and which tokens they take (the
-// `layout` that was given, or the variant's own). UserError if `ranks` cannot be cut so.
+// Sets what follows from the axes: dp, each technique's number of ranks, and which tokens they take
+// (the given `layout`, or the variant's own). Throws UserError if `ranks` cannot be divided so.
 inline void complete(Techniques& t, int ranks, const std::string& layout = "") {
     t.axes.complete(ranks);
     t.tensor.tp = t.axes.tp, t.context.cp = t.axes.cp, t.experts.ep = t.axes.ep;

@@ -1,6 +1,6 @@
-// --compare: every technique alone on the same ranks and the same batch, beside each other: what it
-// cuts and along which dimension, what a rank then holds, what it sends and where, how long a step
-// takes. Then a pipeline beside ZeRO-3, which both divide the model by its layers.
+// --compare: runs every technique alone on the same ranks and the same batch, and prints a table:
+// what it cuts along which dimension, what a rank then holds, what it sends where, and how long a
+// step takes. Then a pipeline is compared with ZeRO-3: both divide the model by its layers.
 #pragma once
 
 #include "lab/measure/measure.h"
@@ -12,11 +12,11 @@ namespace ultrascale::five_d {
 struct ComparedWay {
     std::string name, cuts;
     Techniques techniques;
-    // Micro-batches of a rank in a step: fewer where ranks take different samples.
+    // A rank's micro-batches in a step: fewer if ranks take different samples.
     int64_t micro_batches;
 };
 
-// Bytes that a rank sends in a step, by where: inside layers, between stages, for gradients and
+// Bytes that a rank sends in a step, by place: inside layers, between stages, for gradients and
 // parameters.
 struct SentWhere {
     double layers = 0, stages = 0, states = 0;
@@ -26,7 +26,7 @@ struct SentWhere {
                                 group == "ulysses" || group == "ep";
             double& where = group == "down" || group == "up" ? stages : inside ? layers : states;
             for (int k = 0; k < collective_kinds; ++k) {
-                // Sums of gradients over cp are not attention's.
+                // All-reduces over cp are sums of gradients, and not attention's.
                 const bool sums = group == "cp" && (k == int(Collective::all_reduce));
                 (sums ? states : where) += kinds[size_t(k)].sent / double(m.steps);
             }
@@ -38,7 +38,7 @@ struct SentWhere {
 class SideBySide {
 public:
     using StepOfAll = std::function<void(Step&, Composition&)>;
-    // `given`: what the techniques are compared with besides.
+    // `given`: the run's own techniques, which are compared with the others.
     SideBySide(const Options& options, const StepShape& shape, const Techniques& given,
                StepOfAll train_step)
         : options_(options),
@@ -49,8 +49,8 @@ public:
           report_("09_5d_parallel", options, shape, 0),
           picture_(Communicator::world().size()) {}
 
-    // All ranks call it; rank 0 prints. Returns false if, on any rank, a way's memory or
-    // communication differs from its prediction, or its loss from the first one's.
+    // All ranks call it; rank 0 prints. Returns false if, on any rank, a technique's memory or
+    // communication differs from its prediction, or if its loss differs from the first one's.
     bool run() {
         const int n = Communicator::world().size();
         const int64_t per_rank = options_.grad_accum;
@@ -135,7 +135,7 @@ private:
             all.experts ? watch_rows(all, documents) : nullptr;
         double loss = 0;
         bool warm = false;
-        const auto settle = [&] {  // after the first steps, and at the end
+        const auto settle = [&] {  // called after the first steps, and at the end
             all.updates->finish();
             if (std::exchange(warm, true)) return;
             if (experts) all.experts->statistics().clear();
@@ -166,7 +166,7 @@ private:
                 peak_as_predicted(want.peak_activations, held[int(Memory::activation)]) &&
                 peak_as_predicted(want.peak_communication, held[int(Memory::communication)]));
         ok_ = ok_ && same;
-        if (first_table) {  // all on one batch
+        if (first_table) {  // all of its rows train on the same batch
             if (first_loss_ == 0) first_loss_ = loss;
             apart_ = std::max(apart_, std::abs(loss - first_loss_));
         }

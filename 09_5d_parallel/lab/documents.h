@@ -1,6 +1,6 @@
-// Documents whose sequences are cut (04_context_parallel/3_documents.h): the data decide what
-// travels round the ring, and what a rank holds meanwhile. So each step's micro-batches are
-// watched, and a run's predictions follow from the plans of its batches.
+// Documents in sequences that context parallelism cuts (04_context_parallel/3_documents.h): the
+// data decide what travels round the ring, and what a rank holds meanwhile. So each step's
+// micro-batches are watched, and a run's predictions follow from the plans of its batches.
 #pragma once
 
 #include "04_context_parallel/lab/document_counts.h"
@@ -13,7 +13,7 @@ public:
     explicit WatchedDocuments(Composition& all) : all_(all) {}
     WatchedDocuments(const WatchedDocuments&) = delete;
 
-    // A micro-batch's first pass on this rank: what attention will hold, and what its layers send.
+    // Notes in a micro-batch's first pass what attention will hold here and what layers will send.
     void before(const Unit&, Pass pass, const Context& context) override {
         const int m = context.micro_batch;
         if (pass != Pass::forward || !context.batch.whole || !all_.context.has_ring() ||
@@ -33,18 +33,18 @@ public:
                 ring_ += layer_traffic_.at(action.micro_batch)
                              .times(stage.last_layer - stage.first_layer);
         }
-        if (!all_.experts)  // else their rows count, too (ExpertRun)
+        if (!all_.experts)  // otherwise experts' rows count, too (ExpertRun)
             activations_ = std::max(activations_, peak_activations(all_, {}, memory_));
         buffers_ = std::max(buffers_, peak_buffers(all_, memory_));
         memory_.clear(), layer_traffic_.clear();
     }
-    // Of the step's micro-batches that have begun on this rank.
+    // The memory for the step's micro-batches that have begun on this rank.
     const DocumentMemory& memory() const { return memory_; }
-    // Counts anew what is sent.
+    // Begins to count anew what is sent.
     void clear() { ring_ = {}; }
 
-    // Puts what was seen in the place of what the ring would send and hold without documents.
-    // `run_prediction`: the prediction for all steps.
+    // Replaces what the ring would send and hold without documents by what was seen.
+    // `run_prediction` is the prediction for all steps.
     void correct(Prediction& run_prediction) const {
         if (buffers_ < 0) return;
         run_prediction.communication

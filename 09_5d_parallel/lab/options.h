@@ -1,4 +1,4 @@
-// The program's options, and which of them exclude each other: one line says why.
+// The program's options. If two of them exclude each other, one line says why.
 #pragma once
 
 #include "../4_composition.h"
@@ -13,10 +13,10 @@
 
 namespace ultrascale::five_d {
 
-// UserError if sequences of this length cannot be cut by all techniques at once.
+// Throws UserError if sequences of this length cannot be cut by all techniques at once.
 inline void check_length(const Techniques& t, const StepShape& shape) {
     const int64_t B = shape.micro_batch, cp = t.axes.cp, tp = t.axes.tp,
-                  parts = t.tensor.sequence_parallel ? cp * tp : cp;  // of a sequence's tokens
+                  parts = t.tensor.sequence_parallel ? cp * tp : cp;  // a sequence's
     int64_t multiple = 1;
     std::string all;
     const auto needs = [&](int64_t tokens, const std::string& option) {
@@ -24,7 +24,7 @@ inline void check_length(const Techniques& t, const StepShape& shape) {
         multiple = std::lcm(multiple, tokens);
         all += (all.empty() ? "" : " and ") + option;
     };
-    // So many ranks share a micro-batch's tokens, and each must have a multiple of `tokens`.
+    // `ranks` share a micro-batch's tokens, and each must have a multiple of `tokens`.
     const auto needs_of_each = [&](int64_t ranks, int64_t tokens, const std::string& option) {
         needs(ranks * (tokens / std::gcd(tokens, B)), option);
     };
@@ -41,11 +41,11 @@ inline void check_length(const Techniques& t, const StepShape& shape) {
                    multiple, all, std::max(shape.seq / multiple, int64_t(1)) * multiple);
 }
 
-// UserError if these techniques exclude each other, or the model or its batch cannot be cut so.
+// Throws UserError if these techniques exclude each other, or cannot cut the model or its batch.
 inline void check_combination(const Options& options, const Techniques& t, const StepShape& shape) {
     if (t.schedule == "optimal")
         user_error("--schedule optimal: 05_pipeline measures the times that it needs");
-    sequences_of_step(options, int64_t(t.axes.dp) * t.axes.ep);  // not too many
+    sequences_of_step(options, int64_t(t.axes.dp) * t.axes.ep);  // throws if they are too many
     const Schedule schedule = t.make_schedule(int(options.grad_accum));
     check_can_run(shape, schedule);
     check_length(t, shape);
@@ -93,8 +93,8 @@ inline void check_combination(const Options& options, const Techniques& t, const
         user_error("--attention naive: with --cp a rank merges what attention in tiles gives it");
 }
 
-// UserError if the experts cannot work on the tokens that the other techniques leave to a rank. All
-// ranks call it.
+// Throws UserError if the experts cannot work on the tokens that the other techniques leave to a
+// rank. All ranks call it.
 inline void check_experts(const Composition& all) {
     if (!all.experts) return;
     const std::string reason = why_not(all.techniques.experts, all.tokens, all.shape.micro_batch,
@@ -144,7 +144,7 @@ struct Chapter {
             .only_if([&t] { return t.zero.stage > 0; }, "--zero 0 has no shards to offload");
         options.only_if([&t] { return t.axes.tp > 1; }, "--tp 1: every rank has whole layers",
                         [&] { tensor_parallel::add_options(options, t.tensor, "--tp-"); });
-        // --plan looks at all sizes of the axes that are not given.
+        // --plan searches all sizes of the axes that are not given.
         options.only_if(
             [this] { return techniques.axes.cp > 1 || planner.plan; },
             "--cp 1: every rank has whole sequences",
@@ -190,12 +190,12 @@ struct Chapter {
         return experts.config(options);
     }
     bool imagines_ranks() const { return planner.imagines_ranks(); }
-    // The ranks that the layout is for: those that run, or those that are only imagined.
+    // The number of ranks of the layout: those that run, or those that are only imagined.
     int ranks() const {
         if (!planner.rehearse.empty()) return rehearsed_rank(planner.rehearse).ranks;
         return planner.gpus > 0 ? int(planner.gpus) : Communicator::world().size();
     }
-    // What the planner's formulas need of the options that are words. UserError.
+    // Completes options whose values are words, for the planner's formulas. May throw UserError.
     void complete_words(const Options& options) {
         Techniques& t = techniques;
         if (!order.empty()) t.axes.set_order(order);
@@ -204,7 +204,7 @@ struct Chapter {
         t.experts.node_size = options.node_size;
         if (t.experts.max_nodes > 0) t.experts.dispatch = Dispatch::rank;
     }
-    // Completes the options. UserError if they cannot be combined.
+    // Completes the options. Throws UserError if they cannot be combined.
     void check(const Options& options, const StepShape& shape) {
         Techniques& t = techniques;
         const Axes& axes = t.axes;
@@ -218,13 +218,13 @@ struct Chapter {
             user_error("--max-nodes: ranks of ep must be neighbours for nodes to be parts of it");
         check_combination(options, t, shape);
     }
-    // Those that the model decides.
+    // Completes the experts' options, which depend on the model.
     void complete_experts(const Options& options, const StepShape& shape) {
         const int parts = techniques.tensor.sequence_parallel ? techniques.axes.tp : 1;
         experts.check(options, shape.config,
                       shape.micro_batch * shape.seq / techniques.axes.cp / parts);
     }
-    // The formats that --recipe asks for.
+    // Sets the formats that --recipe asks for.
     Options with_recipe(Options options) {
         Recipe& chosen = techniques.precision.recipe;
         if (recipe.empty()) return chosen.activations = options.dtype, options;

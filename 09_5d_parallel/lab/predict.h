@@ -1,5 +1,5 @@
-// What a rank holds and sends: the sum of what the chapters predict for their parts, each for the
-// sizes that this rank has of the whole.
+// What a rank holds and sends: the sum of the chapters' predictions for their parts, each with the
+// sizes that this rank has.
 //
 //     tokens      of a micro-batch: 1/cp; in the residual stream with sequence parallelism 1/tp of
 //                 these
@@ -40,11 +40,11 @@ inline std::vector<Stage> own_stages(const Composition& c) {
     return stages;
 }
 
-// With documents: what attention holds of each micro-batch (documents.h). Without them it is empty,
-// as micro-batches are alike.
+// With documents: what attention holds for each micro-batch (documents.h). Without them it is
+// empty, because all micro-batches are alike.
 using DocumentMemory = std::map<int, AttentionMemory>;
 
-// What attention holds besides a plain one's, for a micro-batch.
+// What attention holds for a micro-batch, beyond what plain attention would.
 inline AttentionMemory attention_memory(const Composition& c, int micro_batch = 0,
                                         const DocumentMemory& documents = {}) {
     const auto seen = documents.find(micro_batch);
@@ -62,7 +62,7 @@ inline InLayer buffers_in_layer(const Composition& c, int micro_batch = 0,
     return {whole_bytes(m.communication_forward), whole_bytes(m.communication)};
 }
 
-// The passes of ZeRO's units in the order of this rank's actions.
+// Walks through the passes of ZeRO's units, in the order of this rank's actions.
 inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout,
                              const DocumentMemory& documents = {}) {
     const bool one_rank = c.pp().size() == 1,  // one micro-batch after the other
@@ -94,7 +94,7 @@ inline ZeroWalk walk_actions(Composition& c, const FlatLayout& layout,
     return walk;
 }
 
-// The most that ZeRO's units and the layers' own communication take together, in bytes.
+// The most that ZeRO's units and the layers' own communication hold together, in bytes.
 inline int64_t peak_buffers(Composition& c, const DocumentMemory& documents = {}) {
     if (c.techniques.zero.stage >= 2)
         return walk_actions(c, {c.units, c.mesh, c.techniques.zero.cut}, documents).peak();
@@ -104,19 +104,19 @@ inline int64_t peak_buffers(Composition& c, const DocumentMemory& documents = {}
     return most;
 }
 
-// A message's between stages.
+// The bytes of a message between stages.
 inline double message_bytes(const Composition& c) {
     return double(numel(c.messages.shape())) * double(dtype_bytes(c.messages.dtype()));
 }
 
-// The most that this rank's activations take in a step, in the order of its actions. `rows`: those
-// of each micro-batch's layers with experts; a rank of a pipeline may have dense layers only, and
-// then there are none.
+// The most that this rank's activations take in a step, in the order of its actions. `rows`: each
+// micro-batch's rows in the layers with experts; none if this rank of a pipeline has only dense
+// layers.
 inline double peak_activations(Composition& c,
                                const std::map<int, DispatchStatistics::ByLayer>& rows,
                                const DocumentMemory& documents = {}) {
     const std::vector<Stage> stages = own_stages(c);
-    const bool differ = c.experts || !documents.empty();  // micro-batches
+    const bool differ = c.experts || !documents.empty();  // micro-batches do
     std::map<std::pair<int, int>, StageActivations> of;   // by micro-batch and chunk
     const auto bytes_of = [&](const Action& action) -> const StageActivations& {
         const std::pair key(differ ? action.micro_batch : 0, action.chunk);
@@ -137,8 +137,8 @@ inline double peak_activations(Composition& c,
     return walk_memory(c.schedule, c.plan, c.pp().rank(), bytes_of).peak;
 }
 
-// Of a step; with experts without the rows that travel and the activations, which follow from these
-// (ExpertRun).
+// Predicts a step. With experts it leaves out the rows that travel and the activations, which
+// depend on the rows (ExpertRun).
 inline Prediction predict(Composition& c) {
     const Techniques& t = c.techniques;
     const StepShape& shape = c.shape;
@@ -175,8 +175,8 @@ inline Prediction predict(Composition& c) {
         p.communication.add(c.loss_group(), Collective::all_reduce, 1, 8);
     // exercise 09.3 end
 
-    // 03, 04, 06: communication inside the layers; with two copies of the model each has half of
-    // the micro-batches
+    // 03, 04, 06: communication inside the layers. If there are two copies of the model, each takes
+    // half of the micro-batches.
     const int64_t A = m / c.schedule.copies();
     for (const Stage& stage : own_stages(c)) {
         StepShape part = shape, heads = c.local_heads_shape;
@@ -203,7 +203,7 @@ inline Prediction predict(Composition& c) {
     return p;
 }
 
-// A step in which all experts get equally many rows.
+// Predicts a step in which all experts get equally many rows.
 inline Prediction predict_balanced(Composition& c) {
     Prediction p = predict(c);
     if (!c.experts) return p;

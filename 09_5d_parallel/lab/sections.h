@@ -1,5 +1,5 @@
-// What only this program's report has: its bounds, the axes and the links that they cross; and
-// --estimate.
+// The parts of the report that only this program has: its bounds, the axes and the links that they
+// cross; and --estimate.
 #pragma once
 
 #include "04_context_parallel/lab/bounds.h"
@@ -12,13 +12,13 @@
 
 namespace ultrascale::five_d {
 
-// How far --verify lets a run be from the plain training, if numbers are rounded on the way.
+// The bounds within which --verify lets a run differ from plain training, if numbers are rounded.
 inline VerifyBounds bounds_of(const Techniques& t, DType dtype) {
     if (t.precision.recipe.fp8()) return recipe_bounds(t.precision.recipe);
     return bounds_of(t.zero, bounds_of(t.context, dtype));
 }
 
-// For the report.
+// The axes' sizes, for the report.
 inline JsonFields layout_of(const Axes& axes) {
     JsonFields layout;
     for (const Mesh::Axis& axis : axes.outermost_first())
@@ -26,7 +26,7 @@ inline JsonFields layout_of(const Axes& axes) {
     return layout;
 }
 
-// Of an axis' ring of neighbours, the share that are on different nodes.
+// The share of an axis' pairs of neighbours that are on different nodes.
 inline double between_nodes(const Axes& axes, const std::string& axis, const Nodes& nodes) {
     const int step = axes.stride(axis), n = axes.size(axis),
               ranks = axes.dp * axes.tp * axes.cp * axes.ep * axes.pp;
@@ -38,8 +38,7 @@ inline double between_nodes(const Axes& axes, const std::string& axis, const Nod
     return double(crossing) / all;
 }
 
-// Which axes have neighbours on other nodes. (What they send is in the report's communication, by
-// group of ranks.)
+// Prints which axes have neighbours on other nodes. (The report shows what they send, by group.)
 inline void print_axes(Report& report, const Techniques& techniques, int node_size) {
     const Axes& axes = techniques.axes;
     print("\naxes, neighbours first         ranks   rank +" +
@@ -62,18 +61,17 @@ inline void print_axes(Report& report, const Techniques& techniques, int node_si
     }
 }
 
-// Sees the rows that experts get, from now on, for the predictions.
+// From now on records the rows that experts get, for the predictions.
 inline std::unique_ptr<ExpertRun> watch_rows(Composition& all, const WatchedDocuments& documents) {
     return std::make_unique<ExpertRun>(
         all.shape, all.techniques.experts, *all.experts,
         [&](const auto& rows) { return peak_activations(all, rows, documents.memory()); });
 }
 
-// What a run with experts watches: their choices, for --verify, and the rows that they got, for the
-// predictions.
+// Watches a run's experts: their choices, for --verify, and their rows, for the predictions.
 class WatchedExperts {
 public:
-    // Completes what verify needs to know; `what` has its bounds.
+    // Completes what verify needs to know; `what` has its bounds already.
     WatchedExperts(const Options& options, Composition& all, const WatchedDocuments& documents,
                    TrainingSetup& what)
         : steps_(options.steps),
@@ -104,7 +102,7 @@ private:
 inline constexpr const char* needs_less =
     "more ranks along any axis, --zero 3 or --recompute full need less";
 
-// --estimate: parameters are only described; nothing is allocated.
+// --estimate: parameters are only described, and nothing is allocated.
 inline void print_estimate(const Options& options, const Techniques& techniques,
                            const StepShape& shape) {
     Composition all(options, shape, techniques);

@@ -1,4 +1,4 @@
-// --svg: techniques.svg, what a rank holds and sends with each technique, as --compare measured it.
+// --svg: draws techniques.svg, what a rank holds and sends according to --compare.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ namespace ultrascale::five_d {
 class TechniquesPicture {
 public:
     explicit TechniquesPicture(int ranks) : ranks_(ranks) {}
-    // Bytes of a rank: held, peaks included; sent in a step.
+    // Adds a rank's bytes: held, peaks included; sent in a step.
     void add(const std::string& name, const MemoryByCategory& held, double sent) {
         bars_.push_back({name, held, sent});
     }

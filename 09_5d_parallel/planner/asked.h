@@ -1,4 +1,4 @@
-// What --plan and --explain-layout are asked for: the command line in the planner's terms.
+// Translates the command line of --plan and --explain-layout into the planner's terms.
 #pragma once
 
 #include "../lab/options.h"
@@ -6,9 +6,9 @@
 
 namespace ultrascale::five_d {
 
-// The hardware that --hardware names, in the dtype that is trained in. --node-size and --inter-gbps
-// cut the ranks into other nodes, with other cards between them; of a machine that was measured
-// they make links slower only, as in a run on it.
+// Returns the hardware that --hardware names, for the dtype of the training. --node-size and
+// --inter-gbps divide the ranks into other nodes, with other cards between them. If the machine was
+// measured, they can only make links slower, as in a run on it.
 inline Hardware asked_hardware(const PlannerOptions& planner, const Options& options) {
     const Hardware named = find_hardware(planner.hardware);
     Hardware h = named.in(options.dtype);
@@ -23,7 +23,7 @@ inline Hardware asked_hardware(const PlannerOptions& planner, const Options& opt
     return h;
 }
 
-// What was given on the command line and is therefore not searched.
+// The sizes given on the command line, which are therefore not searched.
 inline Fixed asked_fixed(const Options& options, const Techniques& t) {
     Fixed fixed;
     const auto fix = [&](const char* name, auto& to, int64_t value) {
@@ -41,7 +41,7 @@ inline Fixed asked_fixed(const Options& options, const Techniques& t) {
     return fixed;
 }
 
-// UserError for what no formula of the planner has.
+// Throws UserError for options that no formula of the planner has.
 inline void check_known(const Options& options, const Techniques& t) {
     if (t.schedule != "1f1b" && t.schedule != "interleaved")
         user_error("--schedule {}: the planner knows 1f1b and interleaved", t.schedule);
@@ -51,7 +51,7 @@ inline void check_known(const Options& options, const Techniques& t) {
             "T matrix; none or full");
 }
 
-// Why a run with these options would refuse the layout, or "".
+// Returns why a run with these options would refuse the layout, or "".
 inline std::string why_refused(const Options& given, const StepShape& model_shape,
                                const Techniques& t, const Plan& plan) {
     Options options = given;
@@ -70,7 +70,7 @@ inline std::string why_refused(const Options& given, const StepShape& model_shap
     return "";
 }
 
-// A plan that does its techniques as the options say.
+// Returns a plan that applies the techniques as the options say.
 inline Plan alike(const Techniques& t) {
     Plan plan{.bucket = t.bucket_mb * 1048576,
               .context = t.context,
@@ -83,8 +83,8 @@ inline Plan alike(const Techniques& t) {
     return plan;
 }
 
-// What --plan or --explain-layout is asked for. UserError for techniques, a dtype or a recipe that
-// no formula has.
+// Returns the question that --plan or --explain-layout asks. Throws UserError for techniques, a
+// dtype or a recipe that no formula has.
 inline PlanFor asked(const PlannerOptions& planner, const Options& options, const StepShape& shape,
                      const Techniques& techniques) {
     check_known(options, techniques);

@@ -1,5 +1,6 @@
 // --calibrate FILE: measures the ranks that run, all at the same time, as in training, and writes
-// what hardware.h needs. Two sizes tell how fast a large one is, and what a small one loses:
+// the numbers of hardware.h. Each rate is measured at two sizes: they tell how fast a large
+// operation is, and what a small one loses:
 //
 //     product     n^3 and (n/8)^3: the rate of large ones, and `half`; n^3 in fp8; of random
 //                 numbers, and on a GPU after a second of them: it slows down as it gets hot
@@ -11,8 +12,8 @@
 //                 while an all-gather runs, or messages round a ring: what they take longer
 //     process     what it holds besides its tensors, after all this; on a CPU also after training
 //
-// Nothing of tensor parallelism is hidden in a run without --tp-overlap, and the loss here reads or
-// writes a logit five times.
+// A run without --tp-overlap hides nothing of tensor parallelism, and the loss here reads or writes
+// a logit five times.
 #pragma once
 
 #include <fstream>
@@ -27,9 +28,9 @@
 
 namespace ultrascale::five_d {
 
-// Bytes that this process holds besides its tensors. On a GPU: the device's memory that its
-// context, libraries and communicators take. On a CPU: resident memory, at its highest: the
-// program, as far as it has run, and the buffers of MPI and OpenBLAS.
+// Returns the bytes that this process holds besides its tensors. On a GPU this is the device's
+// memory that its context, libraries and communicators take. On a CPU it is the highest resident
+// memory: the part of the program that has run, and the buffers of MPI and OpenBLAS.
 inline double process_besides_tensors() {
     if (device_is_gpu()) return double(device_overhead().context);
     std::ifstream status("/proc/self/status");
@@ -47,7 +48,8 @@ public:
           bytes_(double(dtype_bytes(dtype))),
           gpu_(device_is_gpu()) {}
 
-    // All but what a process holds. All ranks call it. UserError if nodes differ in size.
+    // Measures all but a process's bytes. All ranks call it. Throws UserError if nodes differ in
+    // size.
     Hardware measure() const {
         const Nodes nodes = current_nodes();
         if (world_.size() % nodes.ranks != 0 || std::ranges::any_of(nodes.placed, [&](int node) {
@@ -65,8 +67,8 @@ public:
         h.inside = measure_link(inside, nodes.crossing);
         h.between = across.size() > 1 ? measure_link(across, nodes.crossing) : h.inside;
         if (inside.size() == 1) h.inside = h.between;
-        // Where one rank of a node sends alone, it is faster if otherwise it shares a card. (Of
-        // pretended nodes each rank has one.)
+        // If ranks of a node share a card, one that sends alone is faster. (In pretended nodes each
+        // rank has a card.)
         if (!nodes.placed.empty() && across.size() > 1 && nodes.ranks > 1)
             h.nodes.cards = int(std::clamp(std::round(nodes.ranks * h.between.bytes_per_second /
                                                       lone_rate(across, index == 0)),
@@ -80,14 +82,14 @@ private:
         return Tensor::zeros(std::move(shape), dtype, Memory::workspace);
     }
     Tensor random(const Shape& shape) const { return random_tensor(shape, dtype_); }
-    // Multiplies two matrices (n, n).
+    // Returns a call that multiplies two matrices (n, n).
     std::function<void()> product(int64_t n) const {
         return [a = random({n, n}), b = random({n, n}), c = tensor({n, n})] {
             ops::matmul(c, a, ops::Transpose::no, b, ops::Transpose::yes);
         };
     }
-    // Seconds of a call: the median of five batches, of the slowest rank. A batch lasts longer than
-    // a time slice, so that ranks which share a processor are measured as they will train.
+    // Returns the seconds of a call: the median of five batches, on the slowest rank. A batch lasts
+    // longer than a time slice, so ranks that share a processor are measured as they will train.
     double seconds(const std::function<void()>& call) const {
         const auto batch = [&](int calls) {
             compute_stream().synchronize();
@@ -107,7 +109,7 @@ private:
         for (double heated = 0; gpu_ && heated < 1;) heated += 10 * seconds_per_call(large, 10);
         const double large_seconds = seconds(large), large_rate = rate(n, large_seconds),
                      c = std::cbrt(large_rate / rate(small, seconds(product(small))));
-        // Both rates are limit / (1 + half/n)^3, so that (1 + half/small) = c (1 + half/n).
+        // Both rates are limit / (1 + half/n)^3, so (1 + half/small) = c (1 + half/n).
         h.product_half = std::max((c - 1) / (1 / double(small) - c / double(n)), 0.0);
         const double limit = large_rate * std::pow(1 + h.product_half / double(n), 3);
         h.peak = std::max(device_peak(dtype_).flops, limit);
@@ -134,7 +136,7 @@ private:
             ops::attention_delta(delta, o, o);
             ops::attention_backward(dq, dk, dv, o, q, k, v, lse, delta, {});
         });
-        // Without a data sheet the peak is what products reach, and attention may reach more.
+        // Without a data sheet the peak is the rate of products, and attention may be faster.
         const double fastest = std::max(flops / forward, 2.5 * flops / backward);
         if (fastest > h.peak) h.product_share *= h.peak / fastest, h.peak = fastest;
         h.attention_forward = flops / forward / h.peak;
@@ -171,7 +173,7 @@ private:
                                                : group.reduce_scatter(mine, all);
             });
         };
-        // 2^18 numbers, on a GPU 2^26, but fewer where --inter-gbps makes a link slow.
+        // 2^18 numbers, on a GPU 2^26, but fewer if --inter-gbps makes a link slow.
         int64_t numbers = (1 << 14) / n;
         for (int i = 0; i < (gpu_ ? 3 : 1) && time(numbers, Collective::all_gather) < 5e-3; ++i)
             numbers *= 16;
@@ -194,8 +196,8 @@ private:
                     stream);
             })};
     }
-    // Bytes/s that a rank's card sends in an all-gather between nodes while no other rank of its
-    // node sends. `sends`: whether this rank takes part.
+    // Returns the bytes/s that a rank's card sends in an all-gather between nodes while no other
+    // rank of its node sends. `sends`: whether this rank takes part.
     double lone_rate(const Communicator& across, bool sends) const {
         const int64_t n = across.size(), numbers = (1 << (gpu_ ? 26 : 18)) / n;
         const Tensor mine = tensor({numbers}), all = tensor({n * numbers});
@@ -204,8 +206,8 @@ private:
         });
         return double((n - 1) * numbers) * bytes_ / taken;
     }
-    // Products that take twice as long as this communication, without it and during it: what they
-    // take longer, over what it takes alone.
+    // Runs products that take twice as long as this communication, without it and during it.
+    // Returns the additional time, divided by the communication's own.
     double measure_slowing(const std::function<Work(Stream&)>& communicate) const {
         const auto one = product(gpu_ ? 4096 : 256);
         const auto multiply = [&](int times) {
@@ -222,8 +224,8 @@ private:
                      });
         return std::clamp((both - products) / alone, 0.0, 1.0);
     }
-    // A message takes longer where its sender goes on computing, as in a pipeline: on a CPU the
-    // thread that sends waits for a core, on a GPU its kernel waits for multiprocessors.
+    // Measures a message whose sender goes on computing, as in a pipeline. It takes longer: on a
+    // CPU the thread that sends waits for a core, on a GPU its kernel waits for multiprocessors.
     double measure_message(const Communicator& group, double bytes_per_second) const {
         const auto multiply = product(gpu_ ? 8192 : 512);
         const Tensor x = tensor({gpu_ ? 1 << 22 : 1 << 14});

@@ -1,14 +1,14 @@
-// The time of a step of a layout.
+// Predicts the time of a step of a layout.
 //
 //     |<-------- m micro-batches at the pace of the slowest stage -------->|<- fill and drain ->|
 //     [F D F D F D ...: compute | tensor | context | experts        | uneven ][ bubble | messages ]
 //     + sums of gradients and gathers of weights that no pass hides, + the optimizer
 //
-// A pipeline of stages with times s_0 ... s_{p-1} for one micro-batch takes
-// m max(s) + (sum of the others) / v: 1F1B's formula (05), which with equal stages is
-// (m + (p-1)/v) s, and for uneven ones what its simulator gives. Messages delay the first and the
-// last micro-batch by p-1 hops each, and every p micro-batches of 1F1B by as many (05); where they
-// take longer than a stage computes, the slowest link sets the pace.
+// A pipeline of stages with times s_0 ... s_{p-1} for one micro-batch takes m max(s) + (sum of the
+// others) / v. With equal stages this is 1F1B's formula (05), (m + (p-1)/v) s; for uneven ones it
+// is what 05's simulator gives. Messages delay the first and the last micro-batch by p-1 hops each,
+// and every p micro-batches of 1F1B by as many (05); if they take longer than a stage computes, the
+// slowest link sets the pace.
 #pragma once
 
 #include "layer_cost.h"
@@ -16,13 +16,13 @@
 
 namespace ultrascale::five_d {
 
-// Seconds of a step on the slowest stage, by what they go into.
+// Seconds of a step on the slowest stage, by cause.
 struct StepCost {
-    double compute = 0, tensor = 0, context = 0, experts = 0;  // of the average stage
-    double uneven = 0;    // what the slowest stage takes longer
+    double compute = 0, tensor = 0, context = 0, experts = 0;  // the average stage's
+    double uneven = 0;    // additional time of the slowest stage
     double bubble = 0;    // fill and drain
-    double messages = 0;  // hops that delay them
-    double data = 0;      // gradients and weights that travel and are waited for
+    double messages = 0;  // delays by messages between stages
+    double data = 0;      // waiting for gradients and weights that travel
     double optimizer = 0;
     double seconds() const {
         return compute + tensor + context + experts + uneven + bubble + messages + data + optimizer;
@@ -34,7 +34,7 @@ public:
     CostModel(const StepShape& shape, const Hardware& hardware, MemoryModel& memory)
         : shape_(shape), hw_(hardware), memory_(memory) {}
 
-    // A step of this layout, by the formulas above.
+    // Returns the time of a step of this layout, by the formulas above.
     StepCost of(const Plan& plan) {
         const LayerCosts costs(shape_, hw_, plan);
         const std::vector<UnitCost> ranks = rank_costs(plan, costs);
@@ -58,15 +58,16 @@ public:
         return step;
     }
 
-    // Model FLOPs utilisation of a step that takes so long, from 0 to 1: 6 N + 12 L H D s a token
-    // (common/lab/report), over what so many devices could compute at their peak.
+    // Returns the model FLOPs utilisation, from 0 to 1, of a step that takes `seconds`: 6 N + 12 L
+    // H D s FLOPs a token (common/lab/report), over what that many devices could compute at their
+    // peak.
     double mfu(const Plan& plan, double seconds) const {
         const double tokens = double(plan.sequences() * shape_.seq);
         return model_flops_per_token(shape_.config, active_parameter_count(shape_.config),
                                      shape_.seq) *
                tokens / (seconds * hw_.peak * double(plan.ranks()));
     }
-    // What each rank of the pipeline takes for a micro-batch, first stage first.
+    // Returns each rank's time for a micro-batch, the first stage's first.
     std::vector<UnitCost> rank_costs(const Plan& plan) {
         return rank_costs(plan, LayerCosts(shape_, hw_, plan));
     }
@@ -96,9 +97,9 @@ private:
         return ranks;
     }
 
-    // What messages delay a step: those of the first and the last micro-batch on their way through
-    // the pipeline, and of 1F1B's others as often as it has gone round; or, where messages take
-    // longer than stages, all of them on the slowest link.
+    // Returns the delay of a step by messages: those of the first and the last micro-batch on their
+    // way through the pipeline, and those of 1F1B's other micro-batches once for each round; or, if
+    // messages take longer than stages, all messages on the slowest link.
     static double messages(const std::vector<double>& links, double m, double v, double stage) {
         double way = 0, longest = 0;
         for (size_t i = 0; i + 1 < links.size(); ++i)
@@ -107,9 +108,9 @@ private:
         return std::max(2 * way * rounds, 2 * way + m * v * longest - longest - (m - 1) * stage);
     }
 
-    // AdamW on so many parameters: it reads and writes its states, writes the weights, which it
-    // reads only if there are no master weights, and reads the gradients. These are read once more
-    // for their norm, and all that the rank has are zeroed.
+    // Returns the time of AdamW on so many parameters. It reads and writes the states, writes the
+    // weights (and reads them if there are no master weights), and reads the gradients. These are
+    // read once more for their norm, and all gradients that the rank has are zeroed.
     double optimizer(double updated, double gradients) const {
         const double weight = double(dtype_bytes(shape_.model.dtype)),
                      gradient = double(dtype_bytes(shape_.grad_dtype)),
@@ -119,13 +120,13 @@ private:
                hw_.moved((updated + gradients) * gradient, 4);
     }
 
-    // What the sums of gradients and the gathers of weights take; returns the parameters that the
-    // rank updates. A sum runs under the last backward, a gather under the next step's first
-    // forward, unit by unit: what a unit has computed hides only the units before it, so that at
-    // least one unit's communication is waited for. What is hidden slows the pass. (Interleaved
-    // chunks end one after the other, p micro-batches apart.) ZeRO-0's units are buckets of so many
-    // bytes, ZeRO's the layers. ZeRO-2 sums after each micro-batch; ZeRO-3 gathers for each, too,
-    // in both passes.
+    // Adds the time of the sums of gradients and the gathers of weights; returns the number of
+    // parameters that the rank updates. A sum runs under the last backward, a gather under the next
+    // step's first forward, unit by unit. A unit's computation hides only the communication of the
+    // units before it, so at least one unit's is waited for. Communication that is hidden slows the
+    // pass. (Interleaved chunks end one after the other, p micro-batches apart.) ZeRO-0's units are
+    // buckets of so many bytes, ZeRO's are the layers. ZeRO-2 sums after each micro-batch; ZeRO-3
+    // also gathers for each, in both passes.
     double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
         const MemoryModel::Elements e = memory_.elements(plan, 0);
         const Spread all = together(plan, {PlanAxis::dp, PlanAxis::cp, PlanAxis::ep}),
@@ -148,7 +149,8 @@ private:
                 std::max(communication - under * (units - 1) / units, communication / units);
             return waited_for + slows * (communication - waited_for);
         };
-        // Other communication hides it only on other links: tp's in a node, if this leaves it.
+        // The wait for tp's communication hides it, too, if the two use different links: tp inside
+        // a node, this one between nodes.
         const bool apart = !together(plan, {PlanAxis::tp}).crosses() && all.crosses();
         const double v = plan.chunks, passes = 1 + (std::min(double(plan.pp), m) - 1) * (v - 1) / v;
         const auto under = [&](const PassCost& cost) {
@@ -176,13 +178,14 @@ private:
                 (plan.zero == 2 ? m : 1) * seen(scatter, backward) + seen(gather_seconds, forward);
         } else if (o.keep_gathered) {
             step.data = seen(gather_seconds, forward) + m * seen(scatter, backward);
-        } else {  // the head's are still there when its backward comes
+        } else {  // the head's weights are still there when its backward begins
             step.data = m * (seen(gather_seconds, forward) +
                              seen(gather(e.others - e.head) + scatter, backward));
         }
         const double others = plan.zero == 0 ? 1 : 1 / all.ranks,
                      experts = plan.zero == 0 ? 1 : 1 / expert_spread.ranks;
-        // What ranks of tp have whole saw other tokens on each: its sums are summed once more.
+        // Parameters that each rank of tp has whole get gradients from different tokens on each, so
+        // these are summed once more, over tp.
         if (plan.tp > 1 && plan.tensor.sequence_parallel)
             step.data += layers * links.call(Collective::all_reduce,
                                              (e.whole * others + e.experts * experts) / layers *
@@ -190,7 +193,7 @@ private:
                                              together(plan, {PlanAxis::tp}));
         return e.others * others + e.experts * experts;
     }
-    // The ranks along several axes.
+    // How the ranks along several axes together are spread over nodes.
     Spread together(const Plan& plan, std::initializer_list<PlanAxis> axes) const {
         Spread all{1, 1, 1};
         for (const PlanAxis axis : axes) {

@@ -46,8 +46,8 @@ std::vector<std::string> keys_of(const nlohmann::json& object) {
     return keys;
 }
 
-// UserError if the file is not one, has a field that nobody reads, or a number in it cannot be: a
-// slip of a thousand in a unit is in most cases outside of the bounds.
+// Throws UserError if the file is not a description, has a field that nobody reads, or a number out
+// of bounds: a slip of a thousand in a unit is mostly out of bounds.
 Hardware read_hardware(const std::string& path) {
     const nlohmann::json json =
         parse_json_object(MappedFile(path).text(), path, "description of the hardware", 3);
@@ -64,7 +64,7 @@ Hardware read_hardware(const std::string& path) {
             user_error("{}: {} = {} must be from {} to {}", of.where(), field, value, least, most);
         return value;
     };
-    const auto rate = [&](const Fields& of, const char* field) {  // of bytes a second
+    const auto rate = [&](const Fields& of, const char* field) {  // in bytes a second
         return number(of, field, 1e3, 1e15);
     };
     const auto seconds = [&](const Fields& of, const char* field) {

@@ -1,7 +1,6 @@
-// What a rank of any cluster holds and sends, to the byte and without the cluster: the composition
-// of this chapter itself is built, for a rank among others that are only imagined (comm.h), and
-// predicted as a run would be. Parameters are described, but have no storage. A rank of a million
-// takes as long as one of two.
+// What a rank of any cluster holds and sends, to the byte and without the cluster. This chapter's
+// own composition is built, for a rank among others that are only imagined (comm.h), and predicts
+// as in a run. Parameters have no storage. A rank of a million takes as long as a rank of two.
 #pragma once
 
 #include "../lab/options.h"
@@ -9,11 +8,11 @@
 
 namespace ultrascale::five_d {
 
-// The rank at a place of the pipeline which has the first coordinate along all other axes: no rank
+// The rank at a place of the pipeline that has the first coordinate along all other axes: no rank
 // at this place holds more.
 inline int first_rank_of(const Axes& axes, int pp_rank) { return pp_rank * axes.stride("pp"); }
 
-// `techniques` are complete. UserError if they cannot be combined.
+// `techniques` are complete. Throws UserError if they cannot be combined.
 inline Prediction predict_imagined(const Options& options, const StepShape& shape,
                                    const Techniques& techniques, int pp_rank) {
     const Axes& a = techniques.axes;

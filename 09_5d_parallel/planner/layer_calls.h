@@ -1,5 +1,5 @@
-// What one rank waits for in a layer, or in the head, of one micro-batch: the communication inside
-// the layer that nothing hides.
+// The time for which one rank waits in a layer, or in the head, for one micro-batch: the
+// communication inside the layer that nothing hides.
 //
 //     tp    with sequence parallelism 4 tensors of (tokens, h) forward and 6 backward, gathered or
 //           scattered; without, 2 and 2 summed (03)
@@ -15,7 +15,7 @@
 
 namespace ultrascale::five_d {
 
-// Seconds of a pass, by what they go into; of communication only what is waited for.
+// Seconds of a pass, by cause; of communication only the part that is waited for.
 struct PassCost {
     double compute = 0, tensor = 0, context = 0, experts = 0;
     double all() const { return compute + tensor + context + experts; }
@@ -49,7 +49,8 @@ public:
           tp_(double(plan.tp)),
           stream_(tokens_ * double(c_.hidden) * e_) {}
 
-    // With experts, whose tokens are dealt out already, attention's region only.
+    // Adds the calls of attention's and the feed-forward's regions. With experts, whose tokens are
+    // dealt out already, only attention's.
     void add_regions(UnitCost& cost, bool with_experts) const {
         const double regions = with_experts ? 1 : 2, gathers = plan_.tensor.keep_gathered ? 1 : 2;
         if (summed()) return add(cost, {.sums = regions}, {.sums = regions});
@@ -61,7 +62,8 @@ public:
         if (summed()) return add(cost, {.sums = 1}, {});
         add(cost, {.scatters = 1}, {.gathers = 1});
     }
-    // With what the loss gathers: three numbers a token from each rank.
+    // Adds the calls of the head and of the loss, which gathers three numbers a token from each
+    // rank.
     void add_head(UnitCost& cost) const {
         if (plan_.tp == 1) return;
         const double gathers = plan_.tensor.keep_gathered ? 0 : 1;
@@ -70,9 +72,10 @@ public:
         cost.forward.tensor +=
             links_.call(Collective::all_gather, 12 * tokens_ * tp_, spread(PlanAxis::tp));
     }
-    // K and V to all ranks, and back with their gradients, in fp32: 04's formulas. A ring hides
-    // them under attention, which they slow; all else is waited for. `attended`, `back`: seconds of
-    // a rank's attention, forward and backward, without cp; `kv`: features of its keys (K D / tp).
+    // Adds the calls that bring K and V to all ranks, and their gradients back in fp32, by 04's
+    // formulas. A ring hides them under attention, which it slows; all else is waited for.
+    // `attended`, `back`: seconds of a rank's attention without cp, forward and backward; `kv`:
+    // features of its keys (K D / tp).
     void add_context(UnitCost& cost, double attended, double back, double kv) const {
         if (plan_.cp == 1) return;
         ContextOptions o = plan_.context;
@@ -82,7 +85,7 @@ public:
                      own = 2 * tokens_ * kv * e_,  // K and V
             q = double(c_.q_size()) / tp_, keys = own * std::max(heads, double(u)) / heads,
                      sums = keys * 4 / e_;
-        // Of a causal mask the last rank has most, if each takes one piece of the sequence.
+        // With a causal mask and one piece of the sequence each, the last rank has the most work.
         if (o.layout == Layout::contiguous && n > 1 && !o.bidirectional) {
             cost.forward.compute += attended * (1 - 1 / n);
             cost.backward.compute += back * (1 - 1 / n);
@@ -103,7 +106,7 @@ public:
             cost.forward.context += exchanges, cost.backward.context += exchanges;
         }
         if (n == 1) return;
-        // A ring merges a partial output, and adds up gradients, in fp32 after every hop.
+        // After every hop a ring merges a partial output, and adds up gradients, in fp32.
         cost.forward.compute += hw_.moved((n - 1) * tokens_ * q * (8 + e_), 4 * (n - 1));
         cost.backward.compute += hw_.moved((n - 1) * tokens_ * (q + 2 * kv) * 12, 8 * (n - 1));
         const Spread group = hw_.nodes.spread(int64_t(n), stride * u);
@@ -118,8 +121,8 @@ public:
             const double waited_for = std::max(hops - under, 0.0);
             return waited_for + link.message_slows * (hops - waited_for);
         };
-        const double share = (n - 1) / n;  // of attention, that hides them
-        // Tails go the other way than heads, at the same time.
+        const double share = (n - 1) / n;  // of the attention, which hides them
+        // Tails travel in the opposite direction of heads, at the same time.
         const double part = o.bidirectional ? 0.5 : 1;
         cost.forward.context += seen(hops(n - 1, part * keys), share * attended);
         const bool restarted = o.bidirectional || o.backward == RingBackward::restarted,
@@ -129,8 +132,8 @@ public:
         if (restarted) cost.backward.context += hops(1, part * sums);  // the way home
     }
 
-    // The rows' way to the experts and back, with the names and weights that go beside them. A
-    // forward also tells the counts. `tokens`: those that this rank routes of a micro-batch.
+    // Adds the rows' way to the experts and back, with the names and weights that go beside them. A
+    // forward also exchanges the counts. `tokens`: those of a micro-batch that this rank routes.
     void add_experts(UnitCost& cost, int64_t tokens) const {
         if (plan_.ep == 1) return;
         ExpertOptions o = plan_.experts;
@@ -165,8 +168,9 @@ public:
         hop(hw_.nodes.spread(o.node_size, stride), double(hops[1].left));
     }
 
-    // Seconds of a message, a rank's part of the stream, from each place of the pipeline to the
-    // next one or back; the last: between the last place and the first. Some are on one node.
+    // Returns the seconds of a message (a rank's part of the stream) from each place of the
+    // pipeline to the next one or back; the last is between the last place and the first. Some
+    // neighbours are on one node.
     std::vector<double> messages() const {
         const int64_t stride = plan_.stride(PlanAxis::pp);
         const double bytes = stream_ / parts(), senders = spread(PlanAxis::pp).senders;
@@ -183,18 +187,18 @@ public:
     }
 
 private:
-    // All-gathers, reduce-scatters and all-reduces of tensors of (tokens, h), over tp.
+    // The numbers of all-gathers, reduce-scatters and all-reduces of tensors (tokens, h) over tp.
     struct TensorCalls {
         double gathers = 0, scatters = 0, sums = 0;
     };
     bool summed() const { return !plan_.tensor.sequence_parallel; }
-    // Seconds, of what is not hidden.
+    // Returns the seconds of the calls' part that is not hidden.
     double seconds(const TensorCalls& calls) const {
         const auto of = [&](double times, Collective kind) {
             return times == 0 ? 0 : times * links_.call(kind, stream_, spread(PlanAxis::tp));
         };
-        // What hides them is the product beside them, cut into chunks. That is long enough for the
-        // links in a node; of those from node to node nobody has fitted anything.
+        // The product beside them, cut into chunks, hides them. It is long enough for the links in
+        // a node; nobody has fitted it to links between nodes.
         const double hidden = spread(PlanAxis::tp).crosses() ? 0 : hw_.tensor_hidden;
         return (1 - hidden) * (of(calls.gathers, Collective::all_gather) +
                                of(calls.scatters, Collective::reduce_scatter) +
@@ -204,7 +208,7 @@ private:
         if (plan_.tp == 1) return;
         cost.forward.tensor += seconds(forward), cost.backward.tensor += seconds(backward);
     }
-    // Of the residual stream between layers.
+    // Into how many parts sequence parallelism divides the residual stream between layers.
     double parts() const { return plan_.tensor.sequence_parallel ? tp_ : 1; }
     Spread spread(PlanAxis axis) const {
         return hw_.nodes.spread(plan_.size(axis), plan_.stride(axis));
@@ -215,7 +219,7 @@ private:
     const Links links_;
     const Plan& plan_;
     double e_;       // bytes of a number
-    double tokens_;  // of a micro-batch on a rank of cp
+    double tokens_;  // of a micro-batch, on a rank of cp
     double tp_;
     double stream_;  // bytes of the residual stream on all ranks of tp
 };

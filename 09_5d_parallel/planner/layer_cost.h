@@ -1,5 +1,5 @@
-// What one rank takes for a layer, or for the head, of one micro-batch: products by their shape,
-// attention, what is limited by memory, and the communication that it waits for (layer_calls.h).
+// The time of one rank for a layer, or for the head, and one micro-batch: products by their shape,
+// attention, operations limited by memory, and the communication that it waits for (layer_calls.h).
 //
 //     forward    products  [q k v] (h -> (H + 2 K) D / tp)   [o]   [gate up] (h -> 2 F / tp) [down]
 //                attention 2 B T s H D / (tp) FLOPs (half of the scores are masked)
@@ -24,7 +24,7 @@ public:
           tp_(double(plan.tp)),
           stream_(tokens_ / (plan.tensor.sequence_parallel ? tp_ : 1) * double(c_.hidden) * e_) {}
 
-    // One layer, of one micro-batch.
+    // Returns the cost of one layer and one micro-batch.
     UnitCost layer(bool with_experts) const {
         const double h = double(c_.hidden), q = double(c_.q_size()) / tp_,
                      kv = std::max(double(c_.kv_size()) / tp_, double(c_.head_dim));
@@ -34,8 +34,8 @@ public:
         const double attended = attention / (hw_.peak * hw_.attention_forward),
                      back = 2.5 * attention / (hw_.peak * hw_.attention_backward);
         cost.forward.compute += attended, cost.backward.compute += back;
-        // Norms read and write the stream, residuals read two and write one; q and k are rotated.
-        // The backward of each reads what forward wrote, besides.
+        // Norms read and write the stream; residuals read two streams and write one; q and k are
+        // rotated. The backward of each also reads what forward wrote.
         const double moved = 10 * stream_ + 4 * tokens_ * (q + kv) * e_;
         cost.forward.compute += hw_.moved(moved, 6),
             cost.backward.compute += hw_.moved(2 * moved, 10);
@@ -57,7 +57,7 @@ public:
         calls_.add_embedding(cost);
         return cost;
     }
-    // The final norm, the output head and the loss: two thirds of what it moves are forward's.
+    // The final norm, the output head and the loss. Two thirds of the loss's traffic are forward's.
     UnitCost head() const {
         const double V = double(c_.vocab) / tp_;
         UnitCost cost = product(tokens_, V, double(c_.hidden));
@@ -69,15 +69,16 @@ public:
     std::vector<double> messages() const { return calls_.messages(); }
 
 private:
-    // The products of `rows` rows with a weight (N, K): y forward; dX and dW backward.
+    // Returns the cost of `rows` rows times a weight (N, K): y forward; dX and dW backward.
     UnitCost product(double rows, double N, double K, double grouped = 1) const {
         UnitCost cost;
         cost.forward.compute = hw_.product(rows, N, K, grouped);
         cost.backward.compute = hw_.product(rows, K, N, grouped) + hw_.product(N, K, rows, grouped);
         return cost;
     }
-    // A layer's linear. In fp8 each matrix is read twice, for its largest number and to be rounded,
-    // and written in 8 bits: x and W forward; dy, in both orientations, x and W backward.
+    // Returns the cost of a layer's linear. In fp8 each matrix is read twice, to find its largest
+    // number and to be rounded, and written in 8 bits: x and W forward; dy, in both orientations, x
+    // and W backward.
     UnitCost linear(double rows, double N, double K, double grouped = 1) const {
         UnitCost cost = product(rows, N, K, grouped);
         if (plan_.fp8) {
@@ -95,7 +96,8 @@ private:
         cost.backward.compute = hw_.moved(6 * numbers * e_, 2);
         return cost;
     }
-    // Each routes its own of tp's tokens; its rows come to E / ep experts of every rank.
+    // Adds the experts. Ranks of tp route their own tokens; a rank's E / ep experts get all ranks'
+    // rows.
     void add_experts(UnitCost& cost) const {
         const ExpertsConfig& e = c_.experts;
         const double h = double(c_.hidden), F = double(e.ffn), own = double(e.count / plan_.ep),
@@ -119,7 +121,7 @@ private:
     LayerCalls calls_;
     double e_;       // bytes of a number
     double seq_;     // tokens of a sequence
-    double tokens_;  // of a micro-batch on a rank of cp
+    double tokens_;  // of a micro-batch, on a rank of cp
     double tp_;
     double stream_;  // bytes of a rank's part of the residual stream
 };

@@ -1,5 +1,5 @@
 // What a rank of a layout holds, without ranks, tensors or a list of parameters: cheap enough for
-// 100,000 layouts. It puts together what the chapters' own formulas give for the rank's sizes:
+// 100,000 layouts. It adds up what the chapters' own formulas give for the rank's sizes:
 //
 //     parameters, gradients, states    counted; divided as ZeRO's stage says            02, 03, 06
 //     gathered and not yet reduced     two units' weights and gradients (stages 2, 3)   02
@@ -7,9 +7,9 @@
 //                                      the schedule with its messages                   05
 //     attention's own buffers          the ring's keys and sums                         04
 //
-// predict.h gives the same for a run, to the byte; a test compares both. Ranks along tp, cp, dp and
-// ep hold the same but for remainders, so that only the place in the pipeline matters: the first
-// rank has most micro-batches in flight, and the embedding; the last one has the logits.
+// predict.h gives the same for a run, to the byte; a test compares the two. Ranks along tp, cp, dp
+// and ep hold the same except for remainders, so only the place in the pipeline matters: the first
+// rank has the most micro-batches in flight, and the embedding; the last one has the logits.
 #pragma once
 
 #include <map>
@@ -25,7 +25,8 @@
 
 namespace ultrascale::five_d {
 
-// Whose program trains. An eager one in PyTorch, as nanotron, holds more than ours (published.h):
+// The program that trains. An eager one in PyTorch, like nanotron, holds more than ours
+// (published.h):
 //
 //     SwiGLU    an operation at a time: besides gate and up it keeps silu(gate) and the product
 //     loss      logits in fp32, and their softmax in fp32, which becomes their gradient
@@ -35,13 +36,12 @@ enum class Program { ours, eager };
 
 class MemoryModel {
 public:
-    // `shape`: of the whole model, with the sequence; its micro-batch and recomputation are each
+    // `shape` is the whole model's, with the sequence; micro-batch and recomputation are each
     // plan's.
     explicit MemoryModel(const StepShape& shape, Program program = Program::ours)
         : shape_(shape), eager_(program == Program::eager) {}
 
-    // What the rank at a place of the pipeline holds, in bytes. The plan is one that the model can
-    // be cut by.
+    // What the rank at a place of the pipeline holds, in bytes. The plan must suit the model.
     struct RankMemory {
         MemoryEstimate memory;  // by category, each at its own highest moment
         int64_t most = 0;       // of all together, at their highest moment
@@ -57,12 +57,12 @@ public:
             whole_bytes(buffers.most() + (has_buckets ? gradients_of_backward(e) : 0));
         held.memory.peak_activations = whole_bytes(activations(plan, pp_rank));
         held.most = held.memory.total();
-        // ZeRO's buffers come and go, and are small when the activations are many.
+        // ZeRO's buffers come and go, and are small when there are many activations.
         if (plan.zero >= 2 && plan.pp == 1 && shape_.config.experts.count == 0)
             held.most = persists + whole_bytes(most_together(moments_of(plan), buffers));
         return held;
     }
-    // At the place that needs most.
+    // Returns the memory at the place that needs most.
     RankMemory worst(const Plan& plan) {
         RankMemory worst = of(plan, 0);
         for (const int pp_rank : {1, int(plan.pp) - 1}) {
@@ -72,10 +72,10 @@ public:
         }
         return worst;
     }
-    // What persists on the first rank: a bound that is cheap.
+    // Returns what persists on the first rank: a lower bound that is cheap to compute.
     int64_t at_least(const Plan& plan) { return states(plan, elements(plan, 0)).total(); }
 
-    // Layers of each stage, in the model's order.
+    // Returns the layers of each stage, in the model's order.
     const std::vector<Stage>& stages(const Plan& plan) {
         std::vector<Stage>& found = stages_[plan.pp * plan.chunks];
         if (found.empty()) {
@@ -86,10 +86,10 @@ public:
         return found;
     }
 
-    // Elements of the parameters that a rank has of these stages: of experts, and of all else.
+    // The numbers of parameters that a rank has of these stages: of experts, and of all else.
     struct Elements {
         double others = 0, experts = 0, largest_layer = 0, head = 0, embedding = 0;
-        double whole = 0;  // of the others, those that each rank of tp has whole
+        double whole = 0;  // those of `others` that each rank of tp has whole
         double all() const { return others + experts; }
     };
     Elements elements(const Plan& plan, int pp_rank) {
@@ -118,7 +118,7 @@ public:
             }
             if (stage.embedding) e.embedding = vocabulary;
             if (stage.head) e.whole += h;
-            // A tied head on the embedding's rank is the same weight.
+            // A tied head on the embedding's rank shares its weight.
             if (stage.head) e.head = h + (c.tied && e.embedding > 0 ? 0 : vocabulary);
         }
         e.others += e.embedding + e.head;
@@ -130,8 +130,8 @@ private:
         Schedule schedule;
         MessagePlan messages;
     };
-    // After the warm-up a rank does the same again and again, and holds no more: four rounds of
-    // the pipeline tell as much as hundreds.
+    // After the warm-up a rank repeats the same actions and holds no more, so four rounds of the
+    // pipeline tell as much as hundreds.
     const OfStep& step(const Plan& plan) {
         const int m = int(std::min(plan.micro_batches, 4 * plan.pp));
         const auto key = std::tuple(plan.pp, m, plan.chunks);
@@ -155,16 +155,17 @@ private:
         return m;
     }
 
-    // Buffers of communication, in bytes, at 02's moments: in the embedding's passes; in the loss;
-    // in the head's backward, when its gradients are in their buffer; in the last layer's, when its
-    // own are, and the head's are being reduced; in another layer's.
+    // Buffers of communication, in bytes, at the moments that 02 distinguishes: in the embedding's
+    // passes; in the loss; in the head's backward, when its gradients are in their buffer; in the
+    // last layer's, when its own gradients are in theirs while the head's are being reduced; and in
+    // any other layer's.
     struct Buffers {
         double embedding = 0, loss = 0, head = 0, last = 0, layer = 0;
         double most() const { return std::max({embedding, loss, head, last, layer}); }
     };
-    // ZeRO's, and in layers attention's own. Stage 3 has a pass's weights and the next one's, or,
-    // with --keep-gathered on, in the end all of them. From the second micro-batch on a shard of
-    // the gradients is held besides, to be added.
+    // Returns ZeRO's buffers, and in layers attention's own, too. Stage 3 has a pass's weights and
+    // the next one's, or, with --keep-gathered on, all of them in the end. From the second
+    // micro-batch on it also holds a shard of the gradients, which is to be added.
     Buffers buffers_of(const Plan& plan, const Elements& e) {
         Buffers b;
         if (plan.zero >= 2) {
@@ -187,11 +188,10 @@ private:
         b.last += attention, b.layer += attention;
         return b;
     }
-    // Activations, in bytes, at the moments at which these buffers differ, on a rank with all
-    // layers.
+    // Activations, in bytes, at the moments at which these buffers differ, with all layers here.
     struct Moments {
         double embedding = 0, loss = 0, head = 0, layers = 0;
-        double kept_per_layer = 0;  // what forward keeps of one
+        double kept_per_layer = 0;  // what forward keeps of one layer
     };
     static double most_together(const Moments& m, const Buffers& b) {
         return std::max({m.embedding + b.embedding, m.loss + b.loss, m.head + b.head,
@@ -239,7 +239,7 @@ private:
         shape.micro_batch = plan.micro_batch, shape.model.recompute = plan.recompute;
         return shape;
     }
-    // What the rank computes of a stage.
+    // The sizes with which the rank computes a stage.
     LocalSizes sizes_of(const Plan& plan, const Stage& stage) {
         const StepShape shape = shape_of(plan);
         LocalSizes sizes =
@@ -258,15 +258,15 @@ private:
         }
         return sizes;
     }
-    // Of one number for each token in a layer's linears.
+    // The bytes of one number for each token in a layer's linears.
     double token_bytes(const LocalSizes& sizes) const {
         return double(sizes.sequences * sizes.region_tokens * dtype_bytes(shape_.model.dtype));
     }
-    // Those that an eager backward leaves.
+    // The bytes of the gradients that an eager backward leaves.
     double gradients_of_backward(const Elements& e) const {
         return e.all() * double(dtype_bytes(shape_.model.dtype));
     }
-    // The five figures of a stage and its message, as 03 to 06 have them.
+    // The five figures of a stage and its message, as chapters 03 to 06 compute them.
     const StageActivations& stage_of(const Plan& plan, const Stage& stage) {
         const auto key =
             std::tuple(plan.tp, plan.cp, plan.ep, plan.micro_batch, plan.recompute,

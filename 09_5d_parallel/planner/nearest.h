@@ -1,6 +1,6 @@
-// An awkward number of GPUs, like 13, 100 or 1,000, is one that nothing divides well: a batch of
-// 256 sequences, 64 heads, 80 layers. Then fewer GPUs may do as much, and some number near it is
-// the one to take. It is found by planning for one number after the other.
+// An awkward number of GPUs, like 13, 100 or 1,000, divides nothing well: not a batch of 256
+// sequences, 64 heads or 80 layers. Then fewer GPUs may do as much, and some number near it is
+// better. It is found by planning for one number after the other.
 #pragma once
 
 #include <bit>
@@ -12,12 +12,12 @@ namespace ultrascale::five_d {
 // Numbers of GPUs that are tried before the search gives up.
 inline constexpr int64_t nearest_tries = 1000;
 
-// The nearest number of GPUs below for which a layout fits, or if there is none the nearest above;
-// 0: none of those that were tried.
+// Returns the nearest smaller number of GPUs for which a layout fits, or if there is none the
+// nearest larger one; 0 if none of those that were tried fits.
 inline int64_t nearest_that_fits(const PlanFor& what) {
     Planner planner(what);
     const StepShape& shape = what.shape;
-    // What persists, on so many GPUs: no layout divides it by more.
+    // The bytes that persist: no layout divides them among more than all GPUs.
     const double all = double(parameter_count(shape.config)) *
                        double(dtype_bytes(shape.model.dtype) + dtype_bytes(shape.grad_dtype) +
                               optimizer_bytes(shape.model.dtype));
@@ -34,20 +34,20 @@ inline int64_t nearest_that_fits(const PlanFor& what) {
 }
 
 // The largest number of fewer GPUs whose best layout, `best`, is at least as fast as the best one
-// on all what.gpus, which has this `mfu`, 0 to 1, and takes so many `seconds` a step; none: all are
-// worth it.
+// on all what.gpus, which reaches this `mfu`, 0 to 1, and takes `seconds` a step. None if all GPUs
+// are worth it.
 struct Fewer {
     int64_t gpus;
     Ranked best;
 };
 inline std::optional<Fewer> as_fast_with_fewer(const PlanFor& what, double mfu, double seconds) {
-    // A power of two divides everything: it shows what the model reaches on about so many GPUs.
+    // A power of two divides everything: it shows what the model reaches on about as many GPUs.
     const int64_t even = int64_t(std::bit_floor(uint64_t(what.gpus)));
     if (even == what.gpus) return {};
     Planner planner(what);
     planner.set_gpus(even);
     const Planned reference = planner.plan();
-    constexpr double noise = 0.05;  // of what a layout reaches, from one number to the next
+    constexpr double noise = 0.05;  // of the MFU, between similar numbers of GPUs
     if (reference.fit.empty()) return {};
     const double reached = planner.mfu(reference.fit.front());
     if (mfu >= (1 - noise) * reached) return {};

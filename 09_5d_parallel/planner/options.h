@@ -1,4 +1,4 @@
-// The planner's options, and the modes that they choose. None of them starts the ranks it talks
+// The planner's options, and the modes that they choose. None of them starts the ranks that it is
 // about: one process is enough.
 #pragma once
 
@@ -13,15 +13,15 @@ struct PlannerOptions {
     int64_t gpus = 0;
     std::string hardware = "h100", batch_tokens, rehearse, calibrate;
 
-    // Whether one of the modes below is asked for, instead of a training.
+    // Whether one of the modes below is asked for, instead of training.
     bool asked() const {
         return plan || explain_layout || published || playbook || !calibrate.empty();
     }
 
-    // Whether the mode is about other ranks than those that run.
+    // Whether the mode is about ranks other than those that run.
     bool imagines_ranks() const { return plan || explain_layout || !rehearse.empty() || gpus > 0; }
 
-    // Each of these modes reads only some options, and any other one is refused.
+    // Each of these modes reads only some options; any other one is refused.
     void add_options(OptionList& options, const Options& shared) {
         const std::vector<std::string> cluster{"--gpus",       "--hardware",      "--node-size",
                                                "--inter-gbps", "--device-memory", "--json",
@@ -124,26 +124,26 @@ struct PlannerOptions {
     }
 };
 
-// "1M" -> 1048576; K, M and B (1024^3) may follow the number. UserError if it is not one.
+// Converts "1M" to 1048576, also with K or B (1024^3). Throws UserError if it is no number.
 int64_t tokens_of(const std::string& text);
 
-// What --rehearse names: "17/6144".
+// The meaning of --rehearse "17/6144".
 struct Rehearsed {
     int rank, ranks;
 };
 Rehearsed rehearsed_rank(const std::string& text);
-// From now on imagined ranks' calls last as long as on --hardware's links, or --inter-gbps'.
+// Makes imagined ranks' calls last as long as on --hardware's links, or --inter-gbps'.
 void imagine_hardware(const PlannerOptions& given, const Options& options, const Axes& axes);
 
-// --calibrate, on all ranks. `train`: a short training, with more tensors than measuring took,
-// after which a process on a CPU holds what one that trains holds.
+// --calibrate, on all ranks. `train` is a short training with more tensors than measuring took;
+// after it a process on a CPU holds as much as one that trains.
 bool write_calibration(const PlannerOptions& given, const Options& options,
                        const std::function<void()>& train);
-// --published: returns whether the errors are as small as they should be.
+// --published: returns whether the errors are within their bounds.
 bool print_published(const Options& options, const StepShape& shape);
 
-// Does what was asked; `techniques`: those of the other options. Returns whether published rows are
-// as near as they should be.
+// Does what was asked; `techniques` are those of the other options. Returns false if published rows
+// are further away than they should be.
 bool run_planner(const PlannerOptions& planner, const Options& options, const StepShape& shape,
                  const Techniques& techniques);
 

@@ -1,4 +1,4 @@
-// --estimate --gpus: the memory of a rank by its rank in the pipeline.
+// --estimate --gpus: the memory of a rank, by its place in the pipeline.
 #pragma once
 
 #include "imagined.h"
@@ -6,7 +6,7 @@
 
 namespace ultrascale::five_d {
 
-// The ranks that differ: all of a short pipeline; of a long one the first three and the last two.
+// The ranks to show: all of a short pipeline; of a long one the first three and the last two.
 inline std::vector<int> pp_ranks_shown(int pp) {
     std::vector<int> ranks;
     for (int pp_rank = 0; pp_rank < pp; ++pp_rank)
@@ -14,7 +14,7 @@ inline std::vector<int> pp_ranks_shown(int pp) {
     return ranks;
 }
 
-// Says also which rank has most, and why. The techniques are complete.
+// Prints them, which rank has the most, and why. The techniques are complete.
 inline void print_pipeline_ranks(const Options& options, const StepShape& shape,
                                  const Techniques& techniques) {
     const Axes& axes = techniques.axes;

@@ -1,4 +1,4 @@
-// A layout that the planner considers, and the words for it.
+// A layout that the planner considers, and its description.
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@ inline constexpr std::array<const char*, 5> axis_names = {"tp", "cp", "ep", "dp"
 struct Plan {
     int64_t dp = 1, tp = 1, cp = 1, ep = 1, pp = 1;
     int zero = 0;
-    int64_t micro_batch = 1, micro_batches = 1;  // sequences; micro-batches of a step
-    int chunks = 1;                              // stages a rank: 1 is 1f1b, more interleaved
+    int64_t micro_batch = 1, micro_batches = 1;  // sequences in one; micro-batches in a step
+    int chunks = 1;                              // stages a rank: 1 is 1f1b, more are interleaved
     Recompute recompute = Recompute::none;
     double bucket = 25 * 1048576;  // bytes of gradients that are summed at a time (ZeRO-0)
     bool fp8 = false;              // the linears of the layers multiply in fp8
-    // How each technique does it. Numbers of ranks, and ZeRO's stage, are those above.
+    // How each technique works. The numbers of ranks, and ZeRO's stage, are those above.
     ContextOptions context = {};
     TensorOptions tensor = {.sequence_parallel = true};
     ExpertOptions experts = {};
@@ -34,14 +34,14 @@ struct Plan {
         const std::array<int64_t, 5> sizes = {tp, cp, ep, dp, pp};
         return sizes[size_t(axis)];
     }
-    // Ranks between two neighbours along an axis.
+    // Returns the distance in ranks between two neighbours along an axis.
     int64_t stride(PlanAxis axis) const {
         int64_t ranks = 1;
         for (size_t i = 0; order[i] != axis; ++i) ranks *= size(order[i]);
         return ranks;
     }
 
-    // The same in the terms of the chapters, to be run.
+    // Returns the plan in the chapters' terms, to be run.
     Techniques techniques() const {
         Techniques t{.zero = states, .tensor = tensor, .context = context, .experts = experts};
         t.axes.dp = int(dp), t.axes.tp = int(tp), t.axes.cp = int(cp);
@@ -54,8 +54,8 @@ struct Plan {
         if (tp == 1) t.tensor = {.tp = 1};
         return t;
     }
-    // What the search has chosen, as --explain-layout and a run take it, beside what was given: how
-    // the techniques are done, and the order of the axes.
+    // Returns the options that the search has chosen, as --explain-layout and a run take them,
+    // beside those that were given: how the techniques work, and the order of the axes.
     std::string options() const {
         std::string text;
         const auto add = [&](const char* name, int64_t value, int64_t unless) {
@@ -73,7 +73,7 @@ struct Plan {
     }
 };
 
-// The pipeline's schedule, of so many micro-batches.
+// Returns the pipeline's schedule for so many micro-batches.
 inline Schedule plan_schedule(const Plan& plan, int micro_batches) {
     return plan.chunks > 1
                ? make_schedule("interleaved", int(plan.pp), micro_batches, {.chunks = plan.chunks})

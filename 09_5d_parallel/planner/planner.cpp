@@ -1,4 +1,4 @@
-// --plan, --explain-layout: what the planner prints. The headers beside it have what it computes.
+// --plan, --explain-layout: what the planner prints. The headers in this folder compute it.
 #include "asked.h"
 #include "lab/report/report.h"
 #include "nearest.h"
@@ -93,7 +93,7 @@ void print_rule(Planner& planner, const Planned& all) {
                       before == 1 ? "1 layout is" : fmt::format("{} layouts are", before)));
 }
 
-// Why there is no plan, and for how many GPUs there would be one.
+// Returns why there is no plan, and for how many GPUs there would be one.
 std::string no_plan(const PlanFor& what, const Planned& all) {
     if (all.refused > 0)
         return fmt::format("a run would refuse {}: {}",

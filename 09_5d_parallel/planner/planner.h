@@ -1,4 +1,4 @@
-// --plan: which layout should I use? All of them are tried on paper:
+// --plan: which layout should I use? The planner tries all of them on paper:
 //
 //     every dp x ep x cp x tp x pp = GPUs that cuts the model and the sequence,
 //       x micro-batch  x ZeRO 0 .. 3  x chunks of a pipeline  x recomputation
@@ -6,8 +6,8 @@
 //     rank by the time of a step         cost.h
 //     simulate the best ones             05's simulator, with every stage's own cost
 //
-// What fits is cheaper to find out than how fast it is, and what persists cheaper than what peaks;
-// so a layout is dropped by the first that is too much.
+// To find out whether a layout fits is cheaper than to find out how fast it is, and what persists
+// is cheaper to compute than the peak. So a layout is dropped by the first test that it fails.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@
 
 namespace ultrascale::five_d {
 
-// What the search does not choose: it is given.
+// The sizes that are given, and not searched.
 struct Fixed {
     std::optional<int64_t> dp, tp, cp, ep, pp, micro_batch, micro_batches;
     std::optional<int> zero, chunks;
@@ -33,20 +33,20 @@ struct Fixed {
     }
 };
 
-// What a plan is made for.
+// The question: for what a plan is made.
 struct PlanFor {
     StepShape shape;  // the model, dtypes and sequence; its micro-batch is each plan's
     Hardware hardware;
     int64_t gpus = 8;
-    int64_t sequences = 256;  // of a step, over all ranks
+    int64_t sequences = 256;  // in a step, over all ranks
     bool fp8 = false;         // the linears of the layers multiply in fp8
-    Plan like = {};           // how each layout does its techniques, and the order of its axes
+    Plan like = {};           // how each layout applies its techniques, and the order of its axes
     Fixed fixed;
-    // Why a run would refuse a layout, or "": the check of the run itself. It is asked last, of the
-    // layouts that are proposed; why_not() knows the same from formulas.
+    // Returns why a run would refuse a layout, or "": the run's own check. It is asked last, for
+    // the layouts that are proposed; why_not() knows the same from formulas.
     std::function<std::string(const Plan&)> refused = [](const Plan&) { return ""; };
 
-    // Bytes that tensors may take: the context, NCCL's buffers and fragments need the rest.
+    // The share that tensors may take: the context, NCCL's buffers and fragments need the rest.
     static constexpr double share_of_tensors = 0.94;
     int64_t limit() const { return int64_t(share_of_tensors * hardware.memory); }
 };
@@ -55,16 +55,16 @@ struct Ranked {
     Plan plan;
     StepCost cost;
     MemoryModel::RankMemory memory;
-    double seconds = 0;  // of a step: cost's, or as simulated
+    double seconds = 0;  // a step's: by cost, or simulated
 };
 
 struct Planned {
-    std::vector<Ranked> fit;  // the fastest first, without those that a run was seen to refuse
+    std::vector<Ranked> fit;  // the fastest first, without those that a run was found to refuse
     int64_t considered = 0;
-    int64_t refused = 0;      // that fit, but that a run would refuse, as far as it was asked,
+    int64_t refused = 0;      // they fit, but a run would refuse them, as far as it was asked,
     std::string why_refused;  // and why the fastest of these
-    Ranked smallest;          // if none fits: the one that needs least
-    std::string why_not;      // if none was considered: what stood against one of them
+    Ranked smallest;          // if none fits: the layout that needs the least memory
+    std::string why_not;      // if none was considered: what prevented one of them
 };
 
 inline std::vector<int64_t> divisors(int64_t n) {
@@ -78,7 +78,7 @@ inline std::vector<int64_t> divisors(int64_t n) {
     return low;
 }
 
-// "" or why the model, its sequence or its batch cannot be cut so.
+// Returns "" or why the model, its sequence or its batch cannot be cut so.
 inline std::string why_not(const PlanFor& f, const Plan& p) {
     const LlamaConfig& c = f.shape.config;
     const int64_t E = c.experts.count;
@@ -117,12 +117,12 @@ public:
     explicit Planner(const PlanFor& what)
         : for_(what), memory_(what.shape), cost_(for_.shape, for_.hardware, memory_) {}
 
-    // Calls see(plan) for every layout. (Not for those of cp whose chunks of a sequence, two a
-    // rank, are shorter than a tile of attention.)
+    // Calls see(plan) for every layout. (It leaves out a cp with which a chunk of a sequence, of
+    // which a rank has two, is shorter than a tile of attention.)
     template <class See>
     void for_each(See see) const {
         constexpr int64_t tile = 16;
-        // Of the divisors: the one that is given.
+        // Returns the divisors of a number, or only the given one.
         const auto sizes = [](const std::optional<int64_t>& given, int64_t of) {
             return given ? std::vector<int64_t>(of % *given == 0 ? 1 : 0, *given) : divisors(of);
         };
@@ -147,7 +147,7 @@ public:
                 }
     }
 
-    // All layouts that fit. The first that do not fit are only needed while none does.
+    // Returns all layouts that fit. The first ones that do not fit matter only while none does.
     Planned plan() {
         Planned all;
         all.smallest.memory.most = INT64_MAX;
@@ -168,7 +168,7 @@ public:
         };
         all.why_not = none_as_given_ ? "what is given leaves none" : why_not_;
         std::ranges::sort(all.fit, faster);
-        // The best that a run takes. Those behind them are only counted.
+        // The best layouts that a run accepts. Those behind them are only counted.
         std::vector<Ranked> best;
         size_t asked = 0;
         for (; asked < all.fit.size() && best.size() < 40; ++asked) {
@@ -183,7 +183,7 @@ public:
         all.fit.insert(all.fit.begin(), best.begin(), best.end());
         return all;
     }
-    // Whether any layout fits: once one does, the others are passed over.
+    // Returns whether any layout fits: once one does, the others are skipped.
     bool any_fits() {
         bool found = false;
         for_each([&](const Plan& plan) {
@@ -192,7 +192,7 @@ public:
         });
         return found;
     }
-    // One layout, whether it fits or not.
+    // Returns one layout's cost and memory, whether it fits or not.
     Ranked one(const Plan& plan) {
         Ranked ranked{.plan = plan, .cost = cost_.of(plan), .memory = memory_.worst(plan)};
         ranked.seconds = ranked.cost.seconds();
@@ -206,13 +206,13 @@ public:
     CostModel& cost() { return cost_; }
 
 private:
-    // Keeps the first reason.
+    // Keeps the first reason against a layout.
     template <class... Values>
     void stands_against(fmt::format_string<const Values&...> reason,
                         const Values&... values) const {
         if (why_not_.empty()) why_not_ = fmt::format(reason, values...);
     }
-    // Every way in which these ranks can take the batch.
+    // Calls see(plan) for every way in which these ranks can take the batch.
     template <class See>
     void with_batch(Plan plan, See& see) const {
         const Fixed& fixed = for_.fixed;
@@ -240,7 +240,7 @@ private:
                     stands_against("{}", reason);
                     continue;
                 }
-                // Without a rank to share with, ZeRO has nothing to shard.
+                // If there is no rank to share with, ZeRO has nothing to shard.
                 for (plan.zero = 0; plan.zero <= (shards ? 3 : fixed.zero.value_or(0)); ++plan.zero)
                     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
                         plan.recompute = recompute;
@@ -252,8 +252,9 @@ private:
             }
         }
     }
-    // Lets 05's simulator run the pipeline with its ranks' own costs; the difference to the formula
-    // counts as bubble. (Not of the longest pipelines, whose simulation would take seconds.)
+    // Lets 05's simulator run the pipeline with its ranks' own costs; the difference from the
+    // formula counts as bubble. (Not for the longest pipelines, whose simulation would take
+    // seconds.)
     void simulate(Ranked& r) {
         if (r.plan.pp == 1 || r.plan.pp * r.plan.micro_batches * r.plan.chunks > 20'000) return;
         const Schedule schedule = plan_schedule(r.plan, int(r.plan.micro_batches));
@@ -274,7 +275,7 @@ private:
     MemoryModel memory_;
     CostModel cost_;
     mutable std::string why_not_;
-    mutable bool none_as_given_ = false;  // some could be cut, but differ from what is given
+    mutable bool none_as_given_ = false;  // some can be cut, but differ from the given sizes
 };
 
 }  // namespace ultrascale::five_d

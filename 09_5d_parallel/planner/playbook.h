@@ -1,5 +1,5 @@
 // --playbook: the playbook's tables and figures of memory and of the best layouts, by formula and
-// for the book's own models; with --svg DIR as pictures.
+// for the book's own models. With --svg DIR they are drawn as pictures.
 //
 //     memory_by_length.svg    what one GPU would hold, by the length of the sequence, with and
 //                             without recomputation
@@ -25,8 +25,8 @@ inline StepShape shape_of(const std::string& model, int64_t seq) {
             .seq = seq};
 }
 
-// The ways to keep activations that the book compares: without tiles of attention, all or without
-// what grows with the square of the length; in tiles; only the layers' inputs.
+// The ways to keep activations that the book compares: without tiles of attention, all activations
+// or all except those that grow with the square of the length; in tiles; only the layers' inputs.
 struct Keeping {
     const char* name;
     AttentionKind attention;
@@ -56,7 +56,7 @@ inline std::vector<Part> parts_of(const std::string& name, const MemoryEstimate&
     return parts;
 }
 
-// Bars of memory, each with its name before it and its total behind.
+// Draws bars of memory, each with its name before it and its total after it.
 inline void draw_bars(const std::string& directory, const std::string& file,
                       const std::string& title,
                       const std::vector<std::pair<std::string, MemoryEstimate>>& bars) {
@@ -155,7 +155,7 @@ inline void strategies(Report& report, const std::string& directory) {
               "Llama-3-8B on 8 GPUs: what the rank that needs most holds", bars);
 }
 
-// The fastest layout that fits, for the book's models and batch of 1 M tokens.
+// Prints and draws the fastest layout that fits, for the book's models and its batch of 1 M tokens.
 inline void heatmap(Report& report, const std::string& directory) {
     constexpr int64_t nodes[] = {1, 2, 4, 8, 16, 32, 64};
     const char* names[] = {"1.34B", "3.57B", "8.86B", "80B"};

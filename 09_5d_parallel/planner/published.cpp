@@ -1,4 +1,4 @@
-// --published: predicted beside published.
+// --published: prints predicted beside published numbers.
 #include "published.h"
 
 #include "lab/report/report.h"
@@ -19,7 +19,7 @@ bool print_published(const Options& options, const StepShape& shape) {
                           "published", "error", "GB", "published", "error"));
     };
     std::vector<double> memory_errors;
-    int too_much = 0;  // that ran in less than they are predicted to need
+    int too_much = 0;  // rows that ran in less memory than is predicted
     const auto line = [&](const PublishedRow& row, const Compared& c, const char* half) {
         const bool known = row.memory_gb > 0;
         const double unit = known ? 1073741824 : 1e9, gb = double(c.memory.most) / unit,

@@ -1,26 +1,26 @@
-// What others have measured and published, beside what the model of cost.h says: the only check of
-// it that needs no cluster.
+// Compares what others have measured and published with the model of cost.h: the only check of it
+// that needs no cluster.
 //
 //     Megatron-LM's README      nine sizes, H100, 48 replicas, 4096 tokens
 //     Llama 3 (2407.21783)      table 4: 405B on 8,192 and 16,384 H100s
 //     DeepSeek-V3               one step on 2,048 H800s, whose parts were published as a trace
 //     the playbook              the best of its layouts for four models on 1 to 64 nodes
 //
-// Every other row of the first twelve is fitted, for two shares: how much of the peak large
+// Every other row of the first twelve is used to fit two shares: how much of the peak large
 // products reach, and how much of tensor parallelism's communication these two programs hide, at
-// most 0.9. The rows between them are not looked at. (The playbook's program hides none of it:
-// chapter 03's SCALING.md.)
+// most 0.9. The rows between them are held out. (The playbook's program hides none of it: chapter
+// 03's SCALING.md.)
 //
-// What the tables leave open is assumed for all rows alike. Megatron-LM's gradients are summed in
+// What the tables do not say is assumed for all rows alike. Megatron-LM's gradients are summed in
 // fp32, a GPT's feed-forward of 4 h counts as the SwiGLU with as many weights, and pipelines run
-// one sequence at a time, with a layer a chunk (70B's two: a rank has 26 chunks at most). Without
-// a pipeline a replica's four sequences are one micro-batch: gradients are summed, and weights
-// gathered, under one backward and one forward only, so that smaller ones would wait for what the
-// whole step can hide. The row of 32B shows that it was so: tp 8 leaves each rank one network
-// card, of 50 GB/s, for 15.7 GB of gradients and 7.9 GB of weights. Under a quarter of the step so
-// much of them is waited for that 46 % could not be reached, even if products ran as fast as they
-// do alone and all else took no time (a test has the numbers). Llama 3 has a layer a chunk (its
-// figure 6), and gathers keys for context parallelism.
+// one sequence at a time, with a layer a chunk (70B with two: a rank has 26 chunks at most).
+// Without a pipeline, a replica's four sequences are one micro-batch: gradients are summed, and
+// weights gathered, under only one backward and one forward, so smaller micro-batches would wait
+// for what the whole step can hide. The row of 32B shows that this was so: tp 8 leaves each rank
+// one network card, of 50 GB/s, for 15.7 GB of gradients and 7.9 GB of weights. Under a quarter of
+// the step, so much of them would be waited for that 46 % could not be reached, even if products
+// ran as fast as they do alone and all else took no time (a test has the numbers). Llama 3 has a
+// layer a chunk (its figure 6), and gathers keys for context parallelism.
 #pragma once
 
 #include "cost.h"
@@ -31,15 +31,15 @@ struct PublishedRow {
     std::string name;
     StepShape shape;
     Plan plan;
-    double mfu = 0;         // %; 0: the step's seconds are published instead
-    double seconds = 0;     // of a step
+    double mfu = 0;         // %; 0: the seconds of a step are published instead
+    double seconds = 0;     // a step's
     bool causal = false;    // the published MFU counts half of attention's scores
-    bool looks_up = false;  // it counts no product with the embedding's table, which is looked up
-    double memory_gb = 0;   // of the first rank, in 2^30 bytes; 0: not published
+    bool looks_up = false;  // it counts no product for the embedding, a look-up
+    double memory_gb = 0;   // the first rank's, in 2^30 bytes; 0: not published
     Program program = Program::ours;
     const char* hardware = "h100";
     bool hides_experts = false;  // one micro-batch's rows travel while another one computes
-    double faster_products = 1;  // fp8's
+    double faster_products = 1;  // how many times as fast fp8's are
 };
 
 inline StepShape published_shape(int64_t L, int64_t h, int64_t D, int64_t K, int64_t F, int64_t V,
@@ -59,7 +59,7 @@ inline StepShape published_shape(int64_t L, int64_t h, int64_t D, int64_t K, int
             .seq = seq};
 }
 
-// Megatron-LM's nine and Llama 3's three: the rows that are fitted (0, 2, 4 ...) and held out.
+// Megatron-LM's nine rows and Llama 3's three: rows 0, 2, 4 ... are fitted, the others held out.
 // Megatron-LM's are published as TFLOP/s of a GPU.
 inline std::vector<PublishedRow> published_rows() {
     std::vector<PublishedRow> rows;
@@ -108,9 +108,9 @@ inline std::vector<PublishedRow> published_rows() {
     return rows;
 }
 
-// DeepSeek-V3's step. Latent attention stands as one with as many weights (heads of 102 numbers);
-// DualPipe as 1F1B whose experts' rows travel under another micro-batch; and products in fp8 are as
-// much faster than in bf16 as on the H200 of chapter 07's MEASURED.md.
+// DeepSeek-V3's step. Latent attention is represented by attention with as many weights (heads of
+// 102 numbers), and DualPipe by 1F1B in which the experts' rows travel under another micro-batch.
+// Products in fp8 are as much faster than in bf16 as on the H200 of chapter 07's MEASURED.md.
 inline PublishedRow deepseek_row() {
     StepShape shape = published_shape(61, 7168, 102, 1, 18432, 129280, false, 4096);
     shape.config.heads = 128;
@@ -126,10 +126,10 @@ inline PublishedRow deepseek_row() {
 }
 
 // The playbook's 18 best layouts: nodes, model, DP/TP/PP, micro-batches and their sequences, ZeRO,
-// MFU, GB. nanotron's source says what a rank holds (models/llama.py: GLUActivation and the loss;
+// MFU, GB. nanotron's source shows what a rank holds (models/llama.py: GLUActivation and the loss;
 // optim/gradient_accumulator.py; DDP in trainer.py), and that the first rank writes the table, in
-// 2^30 bytes (log_throughput). It does not say which of its two columns the playbook shows, what
-// tensors took or what PyTorch's allocator reserved for them, which is more.
+// 2^30 bytes (log_throughput). It does not show which of its two columns the playbook prints: what
+// tensors took, or what PyTorch's allocator reserved for them, which is more.
 inline std::vector<PublishedRow> playbook_rows() {
     const StepShape models[] = {published_shape(16, 2048, 64, 0, 8192, 131072, true, 4096),
                                 published_shape(28, 3072, 96, 0, 8192, 131072, true, 4096),
@@ -169,7 +169,7 @@ inline std::vector<PublishedRow> playbook_rows() {
     return rows;
 }
 
-// A row beside what the model says.
+// A row beside the model's prediction.
 struct Compared {
     double mfu = 0, seconds = 0, error = 0;  // error: predicted / published - 1, of the rate
     MemoryModel::RankMemory memory;
@@ -198,7 +198,7 @@ inline double mean_error(const std::vector<double>& errors) {
     return sum / double(errors.size());
 }
 
-// The two shares with the smallest mean error over the rows of the fitted half, on a grid.
+// The two shares with the smallest mean error over the fitted rows, found on a grid.
 struct Fit {
     Hardware hardware;
     double error = 1e9;
@@ -220,7 +220,7 @@ inline Fit fit(const std::vector<PublishedRow>& rows) {
     return best;
 }
 
-// Spearman's: the correlation of ranks; 1: the same order.
+// Spearman's rank correlation; 1 means the same order.
 inline double rank_correlation(const std::vector<double>& a, const std::vector<double>& b) {
     const auto ranks = [](const std::vector<double>& x) {
         std::vector<double> of(x.size());

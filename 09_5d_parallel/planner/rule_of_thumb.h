@@ -9,8 +9,8 @@
 //                             sequences; if the batch has too few for dp, more of tp and pp
 //     3  go faster            the largest micro-batch that fits
 //
-// It is what one does by hand and in a few tries. The planner tries everything: where both agree,
-// the rule has been enough.
+// This is what one does by hand and in a few tries, while the planner tries everything. If both
+// agree, the rule has been enough.
 #pragma once
 
 #include "planner.h"
@@ -76,7 +76,7 @@ inline RuleOfThumb rule_of_thumb(Planner& planner) {
         else
             break;
     }
-    // Whether it fits, with ever more layers elsewhere; step 3 finds the largest micro-batch.
+    // Tries ever more layers on other ranks until it fits; step 3 finds the largest micro-batch.
     for (;; plan.pp *= 2) {
         if (plan.pp > c.layers || f.gpus % others() != 0) break;
         plan.dp = f.gpus / others();
@@ -86,7 +86,7 @@ inline RuleOfThumb rule_of_thumb(Planner& planner) {
             plan.recompute = recompute;
             for (int64_t micro_batch = 32; micro_batch >= 1; micro_batch /= 2) {
                 plan.micro_batch = micro_batch, plan.micro_batches = own / micro_batch;
-                // A pipeline needs micro-batches more than large ones.
+                // A pipeline needs many micro-batches more than it needs large ones.
                 if (own % micro_batch != 0 || !why_not(f, plan).empty() ||
                     (micro_batch > 1 && plan.micro_batches < 4 * plan.pp && plan.pp > 1) ||
                     planner.memory().worst(plan).most > f.limit())

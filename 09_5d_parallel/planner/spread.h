@@ -1,4 +1,4 @@
-// How the groups of a layout lie over nodes.
+// How the groups of a layout are spread over nodes.
 #pragma once
 
 #include "../1_axes.h"
@@ -6,13 +6,13 @@
 
 namespace ultrascale::five_d {
 
-// How a group of a layout, of this name and so many ranks, is spread over nodes.
+// Returns how the group of this name, with so many ranks, is spread over nodes.
 inline Spread spread_of(const std::string& group, int ranks, const Axes& axes, const Nodes& nodes) {
     const auto along = [&](const std::string& axis) {
         return nodes.spread(axes.size(axis), axes.stride(axis));
     };
     Spread all{1, 1, 1};
-    bool has_axes = false;  // of one, or of several: "dp x cp"
+    bool has_axes = false;  // whether the name is one axis, or several: "dp x cp"
     for (const std::string& axis : axes.order)
         if ((" " + group + " ").find(" " + axis + " ") != std::string::npos) {
             const Spread one = along(axis);
@@ -21,7 +21,7 @@ inline Spread spread_of(const std::string& group, int ranks, const Axes& axes, c
         }
     if (has_axes) return all;
     if (group == "down" || group == "up" || group == "tied" || group == "copies") {
-        Spread pair = along("pp");  // the slowest of them
+        Spread pair = along("pp");  // the slowest of such pairs
         pair.on_node = pair.crosses() ? 1 : ranks, pair.ranks = ranks;
         return pair;
     }

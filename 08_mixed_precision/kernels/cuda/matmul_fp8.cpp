@@ -1,9 +1,9 @@
-// Products of 8-bit matrices: scales of tensors and rows by cuBLASLt, of tiles and blocks by our
-// own kernel (../fp8_blocks_wgmma.cu).
+// Products of 8-bit matrices: with scales of tensors and rows by cuBLASLt, with scales of tiles and
+// blocks by our own kernel (../fp8_blocks_wgmma.cu).
 //
 // As in ops_matmul.cpp, our row-major tensors are column-major to cuBLAS, so its A is our b, its B
-// our a, and its D is d transposed; and of its proposals the fastest is used. cuBLAS manual,
-// "Narrow Precision Data Types Usage".
+// our a, and its D is d transposed; and we use the fastest of the kernels that it proposes. cuBLAS
+// manual, "Narrow Precision Data Types Usage".
 #include <map>
 #include <optional>
 #include <tuple>
@@ -44,11 +44,11 @@ struct Product {
 struct Pointers {
     const void *a, *b;
     const float *scales_a, *scales_b;  // null: 1
-    const void* addend;                // d itself where nothing is added
+    const void* addend;                // d itself if nothing is added
     void* d;
 };
 
-// One product, ready to run. Lives as long as the program.
+// One product, ready to run. It lives as long as the program.
 class Plan {
 public:
     explicit Plan(const Product& p)
@@ -69,8 +69,8 @@ public:
         a_ = layout(p.a, p.M, p.K), b_ = layout(p.b, p.N, p.K), d_ = layout(p.d, p.M, p.N);
     }
 
-    // Asks for kernels, and chooses the fastest for a large product; d is overwritten. False if
-    // cuBLAS has none.
+    // Asks for kernels, and chooses the fastest for a large product; d is overwritten. Returns
+    // false if cuBLAS has none.
     bool choose(const Product& p, const Pointers& at) {
         point_to_scales(at);
         const cublasLtMatmulPreference_t preference = cublas_preference();
@@ -79,7 +79,7 @@ public:
         if (cublasLtMatmulAlgoGetHeuristic(cublas_handle(), operation_, b_, a_, d_, d_, preference,
                                            int(proposals.size()), proposals.data(),
                                            &found) != CUBLAS_STATUS_SUCCESS)
-            found = 0;  // so it refuses what it has no kernel for
+            found = 0;  // cuBLAS refuses products for which it has no kernel
         cublas_check(cublasLtMatmulPreferenceDestroy(preference));
         proposals.resize(size_t(found));
         std::erase_if(proposals,
@@ -122,7 +122,7 @@ private:
     std::optional<cublasLtMatmulHeuristicResult_t> kernel_;
 };
 
-// The plan of this product; null if cuBLAS has no kernel for it.
+// Returns the plan of this product; null if cuBLAS has no kernel for it.
 Plan* plan_for(const Product& p, Pointers at, const Tensor& d) {
     static auto& plans = *new std::map<Product, std::optional<Plan>>;
     const auto [it, is_new] = plans.try_emplace(p, std::in_place, p);
@@ -146,7 +146,7 @@ void by_cublas(const Tensor& d, const Quantised& a, const Quantised& b, const Pr
                          addend ? addend.data() : d.data(),
                          d.data()};
     if (Plan* plan = plan_for(p, at, d)) return plan->run(at);
-    // Without a kernel that knows the scales of rows, they are applied afterwards.
+    // If cuBLAS has no kernel that knows the scales of rows, they are applied afterwards.
     check(p.scales == ScaleGroup::row, "matmul_fp8: cuBLAS has no kernel for this product");
     const Tensor sums = Tensor::empty({p.M, p.N}, DType::fp32, Memory::workspace);
     const Product plain = {p.M, p.N, p.K, p.a, p.b, DType::fp32, ScaleGroup::tensor, p.fast, false};
