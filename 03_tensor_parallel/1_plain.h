@@ -1,19 +1,19 @@
 // Tensor parallelism with nothing else (--plain): n ranks compute a product together, and each
 // holds 1/n of its weight. A product can be cut in two ways. Put one behind the other, and nothing
-// is communicated between them. Here is a feed-forward Z = act(X A) B on two ranks:
+// is communicated between them. Here are Y = X A and then Z = Y B on two ranks:
 //
-//     column linear    Y = act(X A)    A by columns: A = [ A_0 | A_1 ]    Y = [ Y_0 | Y_1 ]
-//     row linear       Z = Y B         B by rows:    B = [ B_0 ]          Z = Y_0 B_0 + Y_1 B_1
-//                                                        [ B_1 ]
+//     column linear    Y = X A    A by columns: A = [ A_0 | A_1 ]    Y = [ X A_0 | X A_1 ]
+//     row linear       Z = Y B    B by rows:    B = [ B_0 ]          Z = Y_0 B_0 + Y_1 B_1
+//                                                   [ B_1 ]
 //
-//               X        f     X A_r        act         Y_r B_r          f*       Z
-//     rank 0    all ---------> X A_0 -----> Y_0 ------> Y_0 B_0 ---+-- sum ---> all
-//     rank 1    all ---------> X A_1 -----> Y_1 ------> Y_1 B_1 ---+-- sum ---> all
+//               X        f     X A_r                Y_r B_r          f*       Z
+//     rank 0    all ---------> Y_0 ---------------> Y_0 B_0 ---+-- sum ---> all
+//     rank 1    all ---------> Y_1 ---------------> Y_1 B_1 ---+-- sum ---> all
 //
 // A rank holds all of X and Z, and its own part of A, Y and B. It computes its columns of Y from
-// all of X; act works element by element. A row linear needs only the same columns of Y, and gives
-// one summand of Z: an all-reduce (MPI_Allreduce, ncclAllReduce) gives every rank their sum. With d
-// for the gradient, backward goes the other way:
+// all of X. A row linear needs only the same columns of Y, and gives one summand of Z: an
+// all-reduce (MPI_Allreduce, ncclAllReduce) gives every rank their sum. Between the two there may
+// be what works on columns or heads apart. With d for the gradient, backward goes the other way:
 //
 //     row linear       dY_r = dZ B_r^T              dZ is on every rank: nothing is communicated
 //     column linear    dX = sum of dY_r A_r^T       every rank used all of X: an all-reduce
