@@ -1,4 +1,4 @@
-// The linears of 03_tensor_parallel that its options choose against the plain ones of 1_plain.h: the
+// The linears that 03_tensor_parallel's options choose against the plain ones of 1_plain.h: the
 // same loss and the same gradients, on any number of ranks (part of comm_test).
 #include "03_tensor_parallel/8_tensor_parallel.h"
 #include "break_checks.h"
@@ -44,8 +44,8 @@ Pass pass_with(TensorOptions tensor, Recompute recompute) {
     return pass;
 }
 
-// `norms`: a norm's gradient is a sum over the ranks, each with its part of the tokens, and `rows`:
-// a product of some rows of x may add in another order than that of all; these agree up to rounding.
+// What adds in another order agrees up to rounding: `norms`, whose gradients are sums over the
+// ranks, each with its part of the tokens; `rows`, products of some rows of x at a time.
 void expect_agree(const Pass& general, const Pass& plain, bool norms, bool rows) {
     EXPECT_NEAR(general.loss, plain.loss, rows || device_is_gpu() ? 1e-6 : 0);
     EXPECT_EQ(general.gradients.size(), plain.gradients.size());
