@@ -1,5 +1,7 @@
-// Rung 1 of the ladder of linears, tensor parallelism alone, begins here, with f and f*. These are
-// the two borders of a region that the ranks compute in parts.
+// The borders f and f* of 1_plain.h as functions that later files replace. A region is what the
+// ranks compute in parts, and the general linears ask it what to do at its borders. Here, on rung 1
+// of their ladder, they do what the plain ones do. What is virtual becomes g and g* on rung 2
+// (4_sequence_parallel.h).
 //
 //          every rank holds x | each has its columns (heads, features) | every rank holds y
 //
@@ -10,28 +12,16 @@
 //     forward             nothing          all-reduce
 //     backward            all-reduce       nothing
 //
-// They are conjugate: each one's backward is the other's forward. f sums in backward, because every
-// rank used the same x: the gradient of x is the sum of what the ranks get from their own columns.
-// f* does nothing in backward, because each rank's partial sum enters y with factor one: the
-// gradient of each is dy. (Shoeybi et al. 2019, Megatron-LM; the playbook's appendix "TP backward
-// pass".) An all-reduce gives every rank the sum of all ranks' tensors: MPI_Allreduce,
-// ncclAllReduce.
-//
-// A layer has two regions, so its forward makes two all-reduces of (B, T, h), its backward two:
-//
-//     attention      norm - f - q, k, v: column - this rank's heads - o: row - f* - residual
-//     feed-forward   norm - f - gate, up: column - SwiGLU - down: row ------- f* - residual
-//
-// So there are two operations. enter() is what f does in forward and what f* does in backward:
-// nothing. leave() is what f* does in forward and what f does in backward: the all-reduce.
+// They are conjugate: each one's backward is the other's forward. So there are two operations.
+// enter() is what f does in forward and what f* does in backward: nothing. leave() is what f* does
+// in forward and what f does in backward: the all-reduce.
 //
 //                        forward              backward
 //     column linear      enter(x), product    product, leave(dx)
 //     row linear         product, leave(y)    enter(dy), product
 //
-// This table is all that rung 1 needs of this file: go on to 2_column_linear.h and 2_row_linear.h.
-// The rest is there for later rungs, and may be read with them. What is virtual becomes g and g* on
-// rung 2 (4_sequence_parallel.h). A Pending, a stream and chunks let a communication go on while
+// This table is all that 2_column_linear.h and 2_row_linear.h need of this file; the rest may be
+// read with the later rungs. A Pending, a stream and chunks let a communication go on while
 // something else is computed: rung 3 (5_async_backward.h, 6_chunked_linear.h).
 #pragma once
 

@@ -1,13 +1,7 @@
-// Rung 1, after 1_parallel_region.h. A column linear is split by the columns of W in a product X W.
-// These are the rows of our weight, which lies as (out, in). So rank r computes its part of the
-// outputs:
+// Rung 1, after 1_parallel_region.h: the column linear of 1_plain.h, whose border is a region's.
 //
-//     Y = X W^T        W = [ W_0 ]  rank 0        [ Y_0 | Y_1 ] = [ X W_0^T | X W_1^T ]
-//                          [ W_1 ]  rank 1        each rank needs all of X
-//
-//     forward    X is on every rank (f: nothing);  Y_r = X W_r^T
-//     backward   dX = sum over r of dY_r W_r       f: all-reduce
-//                dW_r = dY_r^T X                   needs no communication
+//     forward    X = region.enter(x), all of it     Y_r = X W_r^T
+//     backward   dX = region.leave(dY_r W_r)        dW_r = dY_r^T X needs no communication
 //
 // Go on to 2_row_linear.h. Rung 2 (4_sequence_parallel.h) gathers X first and reduce-scatters dX.
 // Rung 3 hides dX's sum under dW (5_async_backward.h), and X's gather under Y's product
@@ -27,7 +21,6 @@ public:
     ColumnLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 
-    // exercise 03.1 begin: forward: Y_r = X W_r^T; backward: dX = sum over r of dY_r W_r
     // x has the residual stream's shape, the result (B, T, this rank's outputs).
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
@@ -45,7 +38,6 @@ public:
         saved.keep("dy", dy);
         return region_.leave(partial_dx(dy, context));
     }
-    // exercise 03.1 end
 
     void backward_weight(Saved& saved, Context& context) override {
         gemm_->backward_weight(saved, context);  // as on one device

@@ -1,15 +1,10 @@
-// Rung 1, after 2_column_linear.h. A row linear is split by the rows of W in a product X W. These
-// are the columns of our weight, which lies as (out, in). So rank r takes a part of the inputs,
-// which is just what a column linear has left on it, and computes one summand of Y:
+// Rung 1, after 2_column_linear.h: the row linear of 1_plain.h, whose border is a region's.
 //
-//     Y = X W^T      X = [ X_0 | X_1 ]    W = [ W_0 | W_1 ]      Y = X_0 W_0^T + X_1 W_1^T
+//     forward    Y = region.leave(X_r W_r^T)
+//     backward   dY = region.enter(dy), all of it     dX_r = dY W_r,  dW_r = dY^T X_r
 //
-//     forward    Y = sum over r of X_r W_r^T                     f*: all-reduce
-//     backward   dY is on every rank (f*: nothing);  dX_r = dY W_r,  dW_r = dY^T X_r
-//
-// A feed-forward is a column linear, an activation, which works element by element, and a row
-// linear: between them nothing is communicated. The residual is added after the sum, because before
-// it each of the tp ranks would add it. In bf16 this also rounds it only once.
+// The residual is added after the sum, because before it each of the tp ranks would add it. In bf16
+// this also rounds it only once.
 //
 // On rung 2 the same row linear is followed by g* (4_sequence_parallel.h). Rung 3 sums Y in chunks
 // (6_chunked_linear.h).
@@ -27,7 +22,6 @@ public:
     RowLinear(std::unique_ptr<Linear> gemm, const ParallelRegion& region)
         : Linear(gemm->parameters()), gemm_(std::move(gemm)), region_(region) {}
 
-    // exercise 03.2 begin: forward: Y = sum over r of X_r W_r^T; backward: dX_r = dY W_r
     // x is (B, T, this rank's inputs); the result has the residual stream's shape.
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
@@ -49,7 +43,6 @@ public:
         saved.keep("dy", whole);
         return dx;
     }
-    // exercise 03.2 end
 
     void backward_weight(Saved& saved, Context& context) override {
         gemm_->backward_weight(saved, context);  // as on one device

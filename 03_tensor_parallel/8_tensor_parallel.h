@@ -11,6 +11,7 @@
 //     norms              whole               -            "tp" with sequence parallelism
 #pragma once
 
+#include "1_plain.h"
 #include "2_row_linear.h"
 #include "3_attention_heads.h"
 #include "3_vocabulary_embedding.h"
@@ -162,8 +163,9 @@ private:
                                        : column_linear(std::move(gemm));
     }
 
-    // Returns the rung of the ladder that the options ask for.
+    // Returns the linear that the options ask for: plain, or of which rung of the ladder.
     std::unique_ptr<Linear> column_linear(std::unique_ptr<Linear> gemm) const {
+        if (options_.plain) return std::make_unique<PlainColumnLinear>(gemm->parameters(), tp_);
         if (options_.overlap == Overlap::chunk)
             return std::make_unique<ChunkedColumnLinear>(std::move(gemm), *region_);
         if (options_.overlap == Overlap::async)
@@ -173,6 +175,7 @@ private:
         return std::make_unique<ColumnLinear>(std::move(gemm), *region_);
     }
     std::unique_ptr<Linear> row_linear(std::unique_ptr<Linear> gemm) const {
+        if (options_.plain) return std::make_unique<PlainRowLinear>(gemm->parameters(), tp_);
         if (options_.overlap == Overlap::chunk)
             return std::make_unique<ChunkedRowLinear>(std::move(gemm), *region_);
         return std::make_unique<RowLinear>(std::move(gemm), *region_);

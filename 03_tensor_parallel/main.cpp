@@ -1,6 +1,6 @@
 // Chapter 03: tensor parallelism. The ranks of a group share every layer: each rank holds a part of
-// the layer's weights and computes with it (8_tensor_parallel.h and the file of each part). Groups
-// train on different samples.
+// the layer's weights and computes with it. 1_plain.h is the idea alone; 8_tensor_parallel.h puts
+// together this and all that comes after it. Groups train on different samples.
 #include "8_tensor_parallel.h"
 #include "lab/compare.h"
 #include "lab/linear_order.h"

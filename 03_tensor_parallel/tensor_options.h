@@ -16,6 +16,7 @@ struct TensorOptions {
     bool sequence_parallel = false;  // 4_sequence_parallel.h
     // keep a column linear's gathered input for its weight gradient instead of gathering it again
     bool keep_gathered = false;
+    bool plain = false;  // 1_plain.h: none of the others, but for recomputation and dropout
     Overlap overlap = Overlap::none;
     int64_t chunks = 2;                  // of Overlap::chunk
     bool partition_checkpoints = false;  // 7_partition_checkpoints.h

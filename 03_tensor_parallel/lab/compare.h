@@ -1,5 +1,5 @@
-// --compare: a few steps without and with sequence parallelism, on the same data, and one table:
-// what a rank holds, what it sends, how long a step takes.
+// --compare: a few steps of the plain linears, and without and with sequence parallelism, on the
+// same data, and one table: what a rank holds, what it sends, how long a step takes.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,10 @@ inline bool compare_sequence_parallel(
         tensor.partition_checkpoints = given.partition_checkpoints && !sequence_parallel;
         return tensor;
     };
+    TensorOptions plain = variant(false, false);
+    plain.plain = true, plain.partition_checkpoints = false, plain.overlap = Overlap::none;
     const std::pair<const char*, TensorOptions> variants[] = {
+        {"TP, plain", plain},
         {"TP", variant(false, false)},
         {"TP + SP", variant(true, false)},
         {"TP + SP, inputs kept", variant(true, true)}};

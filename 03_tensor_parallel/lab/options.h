@@ -20,6 +20,11 @@ struct Chapter {
             .between(1, 1 << 20);
         ultrascale::tensor_parallel::add_options(options, tensor);
         options
+            .flag("--plain", tensor.plain,
+                  "The idea alone: each linear makes its all-reduce where it needs it, and waits")
+            .excludes({"--sequence-parallel", "--overlap", "--partition-checkpoints"})
+            .only_if([this] { return !compare; }, "--compare has a row for it");
+        options
             .choice("--same-seed", tensor.same_seed, {{"on", true}, {"off", false}},
                     "With --dropout: an element's mask does not depend on the rank (on), or each "
                     "rank draws its own (off)")
@@ -28,7 +33,7 @@ struct Chapter {
         options.training_options({"--same-seed"}, Another::told);
         options
             .flag("--compare", compare,
-                  "Train without and with sequence parallelism and print one table")
+                  "Train the plain way, without and with sequence parallelism, and print one table")
             .excludes(training_outputs)
             .excludes({"--sequence-parallel", "--keep-gathered", "--estimate", "--svg"});
         options

@@ -108,6 +108,12 @@ public:
         const bool column = role_ == LinearRole::column;
         if (!column) shapes_.note("input", x, parameters_.front()->shape[1]);
         Tensor y = inner_->forward(x, saved, context, residual);
+        if (column) {  // the plain linears have no region that has recorded these two
+            shapes_.note("norm's output", x, x.cols());
+            shapes_.note("input", x, x.cols());
+        } else {
+            shapes_.note("partial sum", y, y.cols());
+        }
         shapes_.note(column ? "output" : "output + residual", y, whole_outputs_);
         return y;
     }

@@ -56,6 +56,7 @@ inline std::string describe(const TensorOptions& o, int64_t replicas, int64_t ro
     if (o.sequence_parallel)
         text +=
             o.keep_gathered ? ", sequence parallel, gathered inputs kept" : ", sequence parallel";
+    if (o.plain) text += ", plain";
     text += fmt::format("; overlap {}", overlap_names[int(o.overlap)]);
     if (o.overlap == Overlap::chunk)
         text += fmt::format(" in {} chunks{}", o.chunks,

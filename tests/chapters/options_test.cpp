@@ -216,7 +216,9 @@ TEST(JsonLines, HaveTheRowsOfTables) {
     for (const char* same : {"sent_bytes", "parameter_bytes", "gradient_bytes"})
         EXPECT_NEAR(stages[1].at(same).get<double>() / stages[2].at(same).get<double>(), 1, 1e-3);
     EXPECT_GT(stages[4].at("sent_bytes"), stages[2].at("sent_bytes"));
-    EXPECT_EQ(rows(2, "03_tensor_parallel", small + "--steps 3 --compare").size(), 3u);
+    const std::vector<Json> linears = rows(2, "03_tensor_parallel", small + "--steps 3 --compare");
+    ASSERT_EQ(linears.size(), 4u);  // plain; without and with sequence parallelism; inputs kept
+    EXPECT_EQ(linears[0].at("sent_bytes"), linears[1].at("sent_bytes"));
     const std::vector<Json> bandwidth =
         rows(2, "01_data_parallel", "--demo bandwidth --largest-mib 0.01");
     EXPECT_EQ(bandwidth.size(), 8u * 3);

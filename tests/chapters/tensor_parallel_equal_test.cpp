@@ -1,6 +1,7 @@
 // 03_tensor_parallel: ranks that share a layer give one device's results, with memory and
 // communication as predicted.
 #include "compare_runs.h"
+#include "refused.h"
 
 namespace ultrascale::test {
 namespace {
@@ -61,6 +62,26 @@ TEST_P(TensorParallel, TiedWithDropoutEqualsOneDevice) {
     }
     EXPECT_NE(train_split(n, "--clip 0.1", true).of("loss"),
               plain.of("loss"));  // --clip has an effect
+}
+
+// 1_plain.h makes a layer's all-reduces itself; memory and bits are those of the general linears.
+TEST(TensorParallelPlain, TrainsAsTheGeneralLinearsDo) {
+    for (int n : {2, 4}) {
+        if (on_gpu && gpus() < n) continue;
+        const Outcome plain = train_split(n, "--plain"), general = train_split(n, "");
+        expect_verified(plain);
+        expect_the_same(plain, general);
+        for (const char* kind : {"all-reduce", "all-gather"})
+            EXPECT_EQ(communicated(plain, kind, "calls"), communicated(general, kind, "calls"));
+        const auto activations = [](const Outcome& run) {
+            return run.summary.at("memory").at("activations, peak").at("measured").get<double>();
+        };
+        EXPECT_EQ(activations(plain), activations(general));
+    }
+    for (const std::string other : {"--sequence-parallel", "--overlap async", "--compare",
+                                    "--partition-checkpoints --recompute full"})
+        expect_one_error_line(run_ranks(2, chapter, "--plain --steps 2 " + other, 60),
+                              {"--plain", other.substr(0, other.find(' '))});
 }
 
 // The predicted peak is exact even if shares are not exact in binary.
@@ -185,8 +206,8 @@ TEST(TensorParallelOutput, DemoCompareAndShapes) {
     const Outcome compare = run_ranks(
         4, chapter, "--tp 2 --compare --layers 2 --micro-batch 1 --steps 3 --overlap async");
     EXPECT_EQ(compare.exit_code, 0) << compare.out << compare.err;
-    EXPECT_TRUE(contains(compare.out, "TP + SP") && contains(compare.out, "as predicted") &&
-                !contains(compare.out, "NOT"))
+    EXPECT_TRUE(contains(compare.out, "TP, plain") && contains(compare.out, "TP + SP") &&
+                contains(compare.out, "as predicted") && !contains(compare.out, "NOT"))
         << compare.out;
     const Outcome run = train_split(2, "--sequence-parallel --no-verify --report full");
     for (const char* row :

@@ -21,6 +21,7 @@ const LlamaConfig config{
 struct Breaks {
     std::function<void(Parameter&, int rank)> parameter = [](Parameter&, int) {
     };  // its description, before it has storage
+    std::function<void(ModuleFactories&)> parts = [](ModuleFactories&) {};  // other parts
     bool sum_copies = true, count_copies = false, clip_with_own_norm = false;
     TensorOptions predicted;  // options of the prediction
     // Correct, but other paths through the parts: the weights' gradients after all of backward; the
@@ -34,6 +35,7 @@ struct Breaks {
 TensorOptions options_of(bool sequence_parallel) {
     return {.tp = Communicator::world().size(), .sequence_parallel = sequence_parallel};
 }
+TensorOptions plain_options() { return {.tp = Communicator::world().size(), .plain = true}; }
 
 template <class Region>
 Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
@@ -54,7 +56,9 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
         .model = {.loss_chunk = breaks.loss_chunk, .dropout = breaks.dropout, .seed = options.seed},
         .micro_batch = B,
         .seq = T};
-    Llama model(config, shape.model, parallel.factories(shape.model), Stage::whole(config));
+    ModuleFactories factories = parallel.factories(shape.model);
+    breaks.parts(factories);
+    Llama model(config, shape.model, factories, Stage::whole(config));
     ParameterList& parameters = model.parameters();
     for (const auto& p : parameters) breaks.parameter(*p, world.rank());
     parameters.allocate_values(DType::fp32);
@@ -102,6 +106,7 @@ Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
 }
 
 TEST(TensorParallelBreak, UnchangedTechniquesPass) {
+    expect(train<ParallelRegion>(plain_options()), true, true, true);
     expect(train<ParallelRegion>(options_of(false)), true, true, true);
     expect(train<ParallelRegion>(options_of(false), {.dropout = 0.1}), true, true, true);
     if (Communicator::world().size() == 1) return;
@@ -123,8 +128,37 @@ TEST(TensorParallelBreak, UnchangedTechniquesPassTheOtherWays) {
                            .loss_chunk = way == 1 ? 20 : 0,
                            .documents = way == 2,
                            .dropout = 0.1};
+        EXPECT_TRUE(train<ParallelRegion>(plain_options(), other).verified);
         EXPECT_TRUE(train<ParallelRegion>(options_of(false), other).verified);
         EXPECT_TRUE(train<SequenceParallelRegion>(options_of(true), other).verified);
+    }
+}
+
+// One of the plain linears takes itself for the only rank of its group.
+TEST(TensorParallelBreak, APlainLinearForgetsItsSum) {
+    NEEDS_RANKS();
+    const Communicator& world = Communicator::world();
+    const Communicator alone = world.split(world.rank(), 0, "alone");
+    for (int forgets = 0; forgets < 4; ++forgets) {  // q k v, o, gate up, down of the first layer
+        SCOPED_TRACE(forgets);
+        int linears = 0;
+        Breaks breaks;
+        breaks.parts = [&](ModuleFactories& factories) {
+            factories.linear = [&, linear = factories.linear](
+                                   ParameterList& list, const ModuleFactories& factories,
+                                   const ModulePath& path, LinearRole role,
+                                   const ModuleFactories::LinearShape& shape) {
+                std::unique_ptr<Linear> made = linear(list, factories, path, role, shape);
+                if (linears++ != forgets) return made;
+                if (role == LinearRole::row)
+                    made = std::make_unique<PlainRowLinear>(made->parameters(), alone);
+                else
+                    made = std::make_unique<PlainColumnLinear>(made->parameters(), alone);
+                return made;
+            };
+        };
+        expect(train<ParallelRegion>(plain_options(), breaks), false, true, false);
+        EXPECT_EQ(linears, 8);
     }
 }
 
