@@ -109,7 +109,7 @@ __global__ void shared_patterns(float* to) {
     DYNAMIC_SHARED(float, x);
     for (int i = int(threadIdx.x); i < 1024; i += 32) x[i] = 1;  // each its own bank
     __syncthreads();
-    float sum = x[5];                // all lanes read the same word
+    float sum = x[5];                // all the same
     sum += x[threadIdx.x * 2];       // every other bank, twice
     sum += x[threadIdx.x * 4];       // every fourth
     sum += x[threadIdx.x / 2];       // pairs
