@@ -29,7 +29,7 @@ namespace ultrascale::data_parallel {
 class GradientSync : public Hooks {
 public:
     GradientSync(ParameterList& parameters, const Mesh& mesh)
-        : parameters_(parameters), mesh_(mesh), ranks_(mesh.group({"dp", "cp", "ep"})) {}
+        : parameters_(parameters), mesh_(mesh), ranks_(mesh.data_group()) {}
 
     // Called after the backward that completes the gradients (4_accumulation.h). Work that is
     // queued on the compute stream afterwards sees the sums.

@@ -64,7 +64,7 @@ public:
         row_map_ = activation(routed.experts.shape(), DType::int32);
         allocate_rows(x);
         for (Chunk& chunk : chunks_) {
-            const int64_t row_map = chunk.rows.size(), capacity = row_map / experts_;
+            const int64_t rows = chunk.rows.size(), capacity = rows / experts_;
             const Tensor counts = Tensor::empty({experts_}, DType::int32, Memory::workspace),
                          sorted = activation({chunk.tokens.size() * k}, DType::int32),
                          position = activation_like(sorted), experts = of(routed.experts, chunk);
@@ -76,7 +76,7 @@ public:
             const std::vector<int32_t> each(size_t(experts_ / ranks), int32_t(ranks * capacity));
             chunk.counts =
                 Tensor::from_host<int32_t>(each, {int64_t(each.size())}, Memory::workspace);
-            const std::vector<int64_t> equal(size_t(ranks), row_map / ranks);
+            const std::vector<int64_t> equal(size_t(ranks), rows / ranks);
             chunk.split_sizes = {equal, equal};
             chunk.by_expert = plan_.blocks();
         }

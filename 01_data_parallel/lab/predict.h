@@ -74,7 +74,7 @@ inline void add_hierarchical(Prediction& prediction, const HierarchicalSync& syn
 // besides the gradients. `gradients` is their dtype; with --estimate they are not allocated.
 inline void add_sums(Prediction& prediction, const GradientSync& sync,
                      const ParameterList& parameters, const Mesh& mesh, DType gradients) {
-    const Communicator& ranks = mesh.group({"dp", "cp", "ep"});
+    const Communicator& ranks = mesh.data_group();
     if (const auto* hierarchical = dynamic_cast<const HierarchicalSync*>(&sync))
         add_hierarchical(prediction, *hierarchical, ranks, dtype_bytes(gradients));
     else if (const auto* rounded = dynamic_cast<const ReduceDtypeSync*>(&sync))

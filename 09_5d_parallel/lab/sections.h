@@ -32,7 +32,8 @@ inline double between_nodes(const Axes& axes, const std::string& axis, const Nod
               ranks = axes.dp * axes.tp * axes.cp * axes.ep * axes.pp;
     int crossing = 0, all = 0;
     for (int rank = 0; rank < ranks; ++rank) {
-        const int pp_rank = rank / step % n, next = rank + ((pp_rank + 1) % n - pp_rank) * step;
+        const int coordinate = rank / step % n,
+                  next = rank + ((coordinate + 1) % n - coordinate) * step;
         ++all, crossing += nodes.between(rank, next);
     }
     return double(crossing) / all;

@@ -39,11 +39,11 @@ std::string host_name() {
     return name;
 }
 
-constexpr const char* program = "/proc/self/exe";
-
-std::string difference(const FileDigest& a, const FileDigest& b) {
-    if (a.bytes == b.bytes) return "they have the same size, but other contents";
-    return fmt::format("{} bytes against {} bytes", a.bytes, b.bytes);
+// Says how two files differ, each given as {bytes, hash}.
+std::string difference(const nlohmann::json& a, const nlohmann::json& b) {
+    const auto bytes_a = a.at(0).get<int64_t>(), bytes_b = b.at(0).get<int64_t>();
+    if (bytes_a == bytes_b) return "they have the same size, but other contents";
+    return fmt::format("{} bytes against {} bytes", bytes_a, bytes_b);
 }
 
 }  // namespace
@@ -82,24 +82,21 @@ void check_same_files(const Communicator& world, const std::string& host,
             if (!first.contains(name)) missing(0, rank, name);
         for (const auto& [name, expected] : first.items()) {
             if (!here.contains(name)) missing(rank, 0, name);
-            const auto digest = [](const nlohmann::json& of) {
-                return FileDigest{of.at(0).get<int64_t>(), of.at(1).get<size_t>()};
-            };
-            const FileDigest a = digest(here.at(name)), b = digest(expected);
-            if (a == b) continue;
-            if (name == program)
+            const nlohmann::json& found = here.at(name);
+            if (found == expected) continue;
+            if (name == this_program)
                 user_error("{} runs another build of this program than {}: copy one to all hosts",
                            who(rank), who(0));
             user_error("{}: {} has another file of this name than {}: {}", name, who(rank), who(0),
-                       difference(a, b));
+                       difference(found, expected));
         }
     }
 }
 
-void check_same_job(const std::vector<std::string>& paths) {
+void check_same_on_all_hosts(const std::vector<std::string>& paths) {
     const Communicator& world = Communicator::world();
     if (ranks_on_this_node() == world.size()) return;
-    std::map<std::string, FileDigest> files = digests_of(program);
+    std::map<std::string, FileDigest> files;
     for (const std::string& path : paths) files.merge(digests_of(path));
     check_same_files(world, host_name(), files);
 }

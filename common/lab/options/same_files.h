@@ -25,8 +25,10 @@ std::map<std::string, FileDigest> digests_of(const std::string& path);
 void check_same_files(const Communicator& world, const std::string& host,
                       const std::map<std::string, FileDigest>& files);
 
-// All ranks call it: check_same_files() for the program itself and these paths, if the ranks are on
-// more than one host. Empty paths are skipped.
-void check_same_job(const std::vector<std::string>& paths);
+// All ranks call it: check_same_files() for these paths, if the ranks are on more than one host.
+// Paths that name nothing, such as an empty one, are skipped.
+void check_same_on_all_hosts(const std::vector<std::string>& paths);
+// The path of the program that runs.
+inline constexpr const char* this_program = "/proc/self/exe";
 
 }  // namespace ultrascale

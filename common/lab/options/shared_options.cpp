@@ -190,7 +190,7 @@ static std::string folder_for_all_ranks(const std::string& dir) {
 // whole.)
 static void resume_options(OptionList& options, Options& o) {
     if (!o.load.empty()) o.load = folder_for_all_ranks(o.load);
-    check_same_job({o.data_path(), o.val_data, o.model, o.load});
+    check_same_on_all_hosts({this_program, o.model, o.load});
     if (o.load.empty()) return;
     o.own_head = has_own_head(o.load);
     if (!has_training_state(o.load)) return;
@@ -214,7 +214,6 @@ static void take_data_of_run(Options& o) {
             "{}: the run in {} was trained on this file, which is not there any more; give its new "
             "place with --data",
             printable(data), o.load);
-    check_same_job({data});
     o.data = data;
 }
 
@@ -264,6 +263,7 @@ Options parse_options(int argc, char** argv, const std::string& name,
     parse_command_line(argc, argv, name, description, add, check, resume);
     for (const std::string& note : o.notes) print(wrapped("note: " + note));
     take_data_of_run(o);
+    check_same_on_all_hosts({o.data_path(), o.val_data});
     if (o.sample > 0 && (o.config().vocab < 256 || o.prompt.empty()))
         user_error(
             "--sample reads and prints bytes: it needs a vocabulary of at least 256 and a "
