@@ -35,7 +35,7 @@
 // (expert_parallel.h).
 //
 // In the code `std::exchange(x, {})` hands over a tensor that is not needed any more, so that its
-// memory is freed as soon as it has been used. statistics_ and log_ only look on.
+// memory is freed as soon as it has been used.
 #pragma once
 
 #include "3_router.h"
@@ -46,17 +46,16 @@ namespace ultrascale::expert_parallel {
 
 class PlainDispatch : public FeedForward {
 public:
-    // `ep` are the ranks that share `experts` experts, `experts_here` this rank's. `statistics` is
-    // for the report, `log` for --verify.
+    // `ep` are the ranks that share `experts` experts, `experts_here` this rank's. `observer` only
+    // looks on, and may be empty.
     PlainDispatch(std::unique_ptr<Router> router, GroupedSwiGLU experts_here,
-                  const Communicator& ep, int64_t experts, DispatchStatistics& statistics,
-                  const SeeChoices& log, int64_t layer)
+                  const Communicator& ep, int64_t experts, const SeeDispatch& observer,
+                  int64_t layer)
         : router_(std::move(router)),
           experts_(std::move(experts_here)),
           ep_(ep),
           count_(experts),
-          statistics_(statistics),
-          log_(log),
+          observer_(observer),
           layer_(layer) {}
 
     // The model calls it in each layer. x is (T, h), a row for each token; the result is added to
@@ -64,11 +63,10 @@ public:
     Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
                    Context& context) override {
         const Tensor tokens = x.view({x.rows(), x.cols()});
-        statistics_.begin(context.drops(), saved.enabled(), layer_, context.micro_batch);
         // `routed` has the k experts of each token and their weights, both (T, k).
         const Routed routed = router_->forward(tokens, saved["router"], context);
-        if (log_) log_(layer_, routed.experts, {}, context);
-        const Trip trip = plan(routed.experts, tokens);  // the order of step 1, and step 2
+        const Trip trip = plan(routed.experts);  // the order of step 1, and step 2
+        if (observer_) observer_(dispatched(trip, routed.experts, saved.enabled()), context);
         ExpertRows rows{.counts = trip.by_expert->counts()};
         // 1, 3, 4; the weights travel as rows of one number, which column() makes of them
         rows.rows = there(copies(tokens, trip.row_map), trip);
@@ -115,7 +113,7 @@ protected:
     };
 
     // Steps 1 and 2: sorts the choices by expert, trades counts, and waits for them.
-    Trip plan(const Tensor& chosen, const Tensor& tokens) const {
+    Trip plan(const Tensor& chosen) const {
         const int64_t n = ep_.size(), here = count_ / n;  // experts of a rank
         const Tensor to = Tensor::empty({count_}, DType::int32, Memory::workspace),
                      order = activation({chosen.numel()}, DType::int32);
@@ -128,11 +126,6 @@ protected:
         trip.sizes = {rows_by_rank(mine, n), rows_by_rank(theirs, n)};
         trip.by_expert = std::make_shared<RowsByExpert>(theirs, n, here);
         // exercise 06.5 end
-        statistics_.one_way(ep_, std::vector<int64_t>(size_t(n), here), sizeof(int32_t));
-        statistics_.choices(ep_, trip.sizes, tokens.cols() * dtype_bytes(tokens.dtype()));
-        statistics_.rows({trip.sizes.received(),
-                          {{trip.sizes.sent(), trip.sizes.received()}},
-                          {trip.sizes.received()}});
         return trip;
     }
     // Step 1: a copy of each token's row for each of its choices, sorted by expert.
@@ -157,12 +150,17 @@ protected:
     }
 
 private:
+    Dispatched dispatched(const Trip& trip, const Tensor& experts, bool backward_follows) const {
+        Dispatched d{layer_, backward_follows, experts, {}, trip.sizes.received(), {}};
+        d.exchanges.push_back({&ep_, trip.sizes});
+        return d;
+    }
+
     std::unique_ptr<Router> router_;
     GroupedSwiGLU experts_;  // this rank's
     const Communicator& ep_;
     int64_t count_;  // of all experts
-    DispatchStatistics& statistics_;
-    const SeeChoices& log_;
+    const SeeDispatch& observer_;
     int64_t layer_;
 };
 

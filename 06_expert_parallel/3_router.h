@@ -21,10 +21,6 @@ struct Routed {
     Tensor experts, weights;  // (N, k) int32, fp32
 };
 
-// Observes the choices (N, k) of a layer's forward, and their rows (6_dispatch.h).
-using SeeChoices = std::function<void(int64_t layer, const Tensor& experts, const Tensor& row_map,
-                                      const Context&)>;
-
 class Router {
 public:
     // Registers "PLACE.gate.weight" and, if training moves a bias, its buffer.

@@ -37,13 +37,8 @@ class ChoiceDispatcher : public TokenDispatcher {
 public:
     // `ep`: the ranks that share E experts, each of which holds E / ep neighbouring experts.
     // `stream`: the stream of communication; with compute_stream() nothing overlaps.
-    ChoiceDispatcher(const Communicator& ep, int64_t experts, int64_t chunks,
-                     DispatchStatistics& statistics, Stream& stream)
-        : ep_(ep),
-          experts_(experts),
-          statistics_(statistics),
-          stream_(stream),
-          chunks_(static_cast<size_t>(chunks)) {}
+    ChoiceDispatcher(const Communicator& ep, int64_t experts, int64_t chunks, Stream& stream)
+        : ep_(ep), experts_(experts), stream_(stream), chunks_(static_cast<size_t>(chunks)) {}
 
     int64_t chunks() const override { return int64_t(chunks_.size()); }
     void start_dispatch(int64_t c) override {
@@ -99,6 +94,17 @@ public:
         for (const Chunk& chunk : chunks_)
             ops::sum_rows(of(dx, chunk), of(rows_, chunk.rows), of(row_map_, chunk), of(dx, chunk));
     }
+    Dispatched dispatched(int64_t layer, bool backward_follows, Tensor experts) const override {
+        Dispatched d{
+            layer, backward_follows, std::move(experts), may_drop() ? row_map_ : Tensor(), 0, {}};
+        for (const Chunk& chunk : chunks_) {
+            const std::vector<int64_t> own = {chunk.rows.size()};
+            d.exchanges.push_back(
+                {&ep_, ep_.size() > 1 ? chunk.split_sizes : SplitSizes{own, own}});
+            d.at_experts += d.exchanges.back().sizes.received();
+        }
+        return d;
+    }
 
 protected:
     struct Chunk {
@@ -136,22 +142,10 @@ protected:
         rows_ = new_rows(x.cols(), x.dtype());
         weights_ = new_rows(1, DType::fp32);
     }
-    // When all chunks know their split sizes: records what will be sent, and what the experts here
-    // will get.
-    void record_statistics(int64_t h, DType dtype) {
-        DispatchStatistics::Rows rows{.stages = {{chunks_.back().rows.end, 0}}};
-        for (const Chunk& chunk : chunks_) {
-            const bool sends = ep_.size() > 1;
-            if (sends) statistics_.choices(ep_, chunk.split_sizes, h * dtype_bytes(dtype));
-            rows.chunks.push_back(sends ? chunk.split_sizes.received() : chunk.rows.size());
-            rows.at_experts += rows.chunks.back(), rows.stages[0].arrived += rows.chunks.back();
-        }
-        statistics_.rows(rows);
-    }
+    virtual bool may_drop() const { return false; }  // some rows are then unused
 
     const Communicator& ep_;
     int64_t experts_;
-    DispatchStatistics& statistics_;
     Stream& stream_;
     std::vector<Chunk> chunks_;
     Tensor row_map_;             // (N, k), within the chunk's rows
@@ -161,7 +155,7 @@ protected:
 private:
     Tensor new_rows(int64_t columns, DType dtype) const {
         const Tensor rows = activation({chunks_.back().rows.end, columns}, dtype);
-        if (positions()) ops::fill(rows, 0);  // some rows may be unused
+        if (may_drop()) ops::fill(rows, 0);
         return rows;
     }
     // Sends a chunk of rows or weights to its experts, where they are written to `all`.
@@ -202,7 +196,6 @@ public:
             set_rows(chunk, x, routed);
         }
         if (ranks > 1) exchange_counts(counts);
-        record_statistics(x.cols(), x.dtype());
     }
 
 private:
@@ -213,7 +206,6 @@ private:
         for (int64_t c = 0; c < chunks(); ++c) {
             const Range rows{c * ranks, (c + 1) * ranks};
             ep_.all_to_all(in.slice(rows.begin, rows.end), counts.slice(rows.begin, rows.end));
-            statistics_.one_way(ep_, std::vector<int64_t>(size_t(ranks), here), sizeof(int32_t));
         }
         const std::vector<int32_t> mine = read_counts(counts), theirs = read_counts(in);
         for (int64_t c = 0; c < chunks(); ++c) {

@@ -16,48 +16,18 @@
 
 namespace ultrascale::expert_parallel {
 
-// Shared by the layers: how blocks that came from each rank are put in the order of the experts,
-// and the counts of choices, which determine how many were dropped.
-class CapacityPlan {
-public:
-    CapacityPlan(int64_t ranks, int64_t experts)
-        : blocks_(std::make_shared<RowsByExpert>(std::vector<int32_t>(size_t(experts), 1), ranks,
-                                                 experts / ranks)) {}
-    const std::shared_ptr<const RowsByExpert>& blocks() const { return blocks_; }  // of C rows
-
-    void count(const Tensor& counts, int64_t capacity) { counted_.emplace_back(counts, capacity); }
-    // All choices and the dropped ones, since the last call.
-    struct Dropped {
-        int64_t choices = 0, dropped = 0;
-    };
-    Dropped end_step() {
-        Dropped sum;
-        for (const auto& [counts, capacity] : std::exchange(counted_, {}))
-            for (const int64_t n : counts.to_host<int32_t>()) {
-                sum.choices += n;
-                sum.dropped += std::max<int64_t>(n - capacity, 0);
-            }
-        return sum;
-    }
-
-private:
-    std::shared_ptr<const RowsByExpert> blocks_;
-    std::vector<std::pair<Tensor, int64_t>> counted_;
-};
-
 class CapacityDispatcher : public ChoiceDispatcher {
 public:
-    // `capacity_of`: how many rows an expert accepts for this many tokens.
-    CapacityDispatcher(const Communicator& ep, int64_t experts, int64_t chunks,
-                       DispatchStatistics& statistics, Stream& stream,
+    // `capacity_of`: how many rows an expert accepts for this many tokens. `blocks`: an order for
+    // one row from each rank for each expert, for blocks of C rows instead.
+    CapacityDispatcher(const Communicator& ep, int64_t experts, int64_t chunks, Stream& stream,
                        std::function<int64_t(int64_t tokens)> capacity_of, Drop drop,
-                       CapacityPlan& plan)
-        : ChoiceDispatcher(ep, experts, chunks, statistics, stream),
+                       std::shared_ptr<const RowsByExpert> blocks)
+        : ChoiceDispatcher(ep, experts, chunks, stream),
           capacity_of_(std::move(capacity_of)),
           drop_(drop),
-          plan_(plan) {}
+          blocks_(std::move(blocks)) {}
 
-    Tensor positions() const override { return row_map_; }
     void permute(const Tensor& x, const Routed& routed) override {
         const int64_t k = routed.experts.cols(), ranks = ep_.size();
         cut(x.rows(), [&](int64_t tokens) { return experts_ * capacity_of_(tokens); });
@@ -72,21 +42,27 @@ public:
             ops::capacity_slots(of(row_map_, chunk), experts, sorted, position, counts, capacity,
                                 drop_ == Drop::by_score ? of(routed.weights, chunk) : Tensor());
             set_rows(chunk, x, routed);
-            if (statistics_.backward_follows()) plan_.count(counts, capacity);
+            accepted_.push_back({counts, capacity});
             const std::vector<int32_t> each(size_t(experts_ / ranks), int32_t(ranks * capacity));
             chunk.counts =
                 Tensor::from_host<int32_t>(each, {int64_t(each.size())}, Memory::workspace);
             const std::vector<int64_t> equal(size_t(ranks), rows / ranks);
             chunk.split_sizes = {equal, equal};
-            chunk.by_expert = plan_.blocks();
+            chunk.by_expert = blocks_;
         }
-        record_statistics(x.cols(), x.dtype());
+    }
+    Dispatched dispatched(int64_t layer, bool backward_follows, Tensor experts) const override {
+        Dispatched d = ChoiceDispatcher::dispatched(layer, backward_follows, std::move(experts));
+        d.accepted = accepted_;
+        return d;
     }
 
 private:
+    bool may_drop() const override { return true; }
     std::function<int64_t(int64_t)> capacity_of_;
     Drop drop_;
-    CapacityPlan& plan_;
+    std::shared_ptr<const RowsByExpert> blocks_;
+    std::vector<Dispatched::Accepted> accepted_;
 };
 
 }  // namespace ultrascale::expert_parallel

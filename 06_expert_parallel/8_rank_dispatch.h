@@ -53,9 +53,8 @@ class DispatchStage {
 public:
     // Rank r of the group receives the rows for `each` experts, beginning with expert r * each.
     // `receive_buffer` must outlive the stage; without it, rows arrive in memory of their own.
-    DispatchStage(const Communicator& group, int64_t each, DispatchStatistics& statistics,
-                  ReceiveBuffer* receive_buffer = nullptr)
-        : group_(group), each_(each), statistics_(statistics), receive_buffer_(receive_buffer) {}
+    DispatchStage(const Communicator& group, int64_t each, ReceiveBuffer* receive_buffer = nullptr)
+        : group_(group), each_(each), receive_buffer_(receive_buffer) {}
 
     // Sends rows. Returns the weights and the experts of those that will arrive; at the
     // destination, experts are counted from the rank's first one.
@@ -64,18 +63,11 @@ public:
         const Event counted = compute_stream().record();
         // While the host waits for the counts, the device sorts the rows to be sent, in memory for
         // the largest possible number.
-        const int64_t k = in.experts.cols(), h = in.rows.cols(), most = row_map_.numel();
+        const int64_t k = in.experts.cols(), most = row_map_.numel();
         const Tensor rows = at_positions(in.rows, most), weights = at_positions(in.weights, most),
                      named = numbers({most, k});
         ops::experts_of_rows(named, row_map_, in.experts, each_);
         set_split_sizes(read_counts(counts, counted));
-        statistics_.counts_of_all(group_);
-        statistics_.one_way(group_, split_sizes_.to,
-                            k * int64_t(sizeof(int32_t)));  // the experts' numbers
-        statistics_.one_way(group_, split_sizes_.to, k * int64_t(sizeof(float)));  // their weights
-        statistics_.gradient_back(group_, split_sizes_.from, k * int64_t(sizeof(float)));
-        statistics_.there_and_back(group_, split_sizes_, h * dtype_bytes(in.rows.dtype()));
-
         const int64_t n = split_sizes_.sent();
         send(rows.slice(0, n), stream);  // first, as they take longest
         const RowsWithExperts out{.weights = activation({split_sizes_.received(), k}, DType::fp32),
@@ -93,13 +85,7 @@ public:
         return std::exchange(in_flight_.rows, {});
     }
     int64_t tokens() const { return row_map_.rows(); }
-    // The memory that was allocated for rows that arrived, here and at their origin.
-    DispatchStatistics::Rows::OfStage rows() const {
-        return {.left = split_sizes_.sent(),
-                .arrived = split_sizes_.received(),
-                .most = row_map_.numel(),
-                .in_buffer = receive_buffer_ && receive_buffer_->bytes() > 0};
-    }
+    Dispatched::Exchange exchange() const { return {&group_, split_sizes_}; }
 
     struct InFlight {
         Tensor rows;
@@ -171,7 +157,6 @@ private:
 
     const Communicator& group_;
     int64_t each_;
-    DispatchStatistics& statistics_;
     ReceiveBuffer* receive_buffer_;
     std::vector<int32_t> counts_;  // rows from rank r to rank s: r * ranks + s
     SplitSizes split_sizes_;       // this rank's
@@ -182,9 +167,8 @@ private:
 class RankDispatcher : public TokenDispatcher {
 public:
     // `stages`: the way from the token's rank to its experts' rank; each rank has G experts.
-    RankDispatcher(std::vector<DispatchStage> stages, int64_t G, DispatchStatistics& statistics,
-                   Stream& stream)
-        : stages_(std::move(stages)), G_(G), statistics_(statistics), stream_(stream) {}
+    RankDispatcher(std::vector<DispatchStage> stages, int64_t G, Stream& stream)
+        : stages_(std::move(stages)), G_(G), stream_(stream) {}
 
     void permute(const Tensor& x, const Routed& routed) override {
         at_ = {x, routed.weights, routed.experts};
@@ -197,14 +181,10 @@ public:
     }
     ExpertRows finish_dispatch(int64_t) override {
         if (dy_) return {gradient_of_rows(), {}};
-        DispatchStatistics::Rows rows;
         for (size_t i = 0; i < stages_.size(); ++i) {
             if (i > 0) start_dispatch_with_experts(i);
             at_.rows = stages_[i].finish_dispatch();
-            rows.stages.push_back(stages_[i].rows());
         }
-        rows.at_experts = at_experts_;
-        statistics_.rows(rows);
         const RowsWithExperts here = std::exchange(at_, {});
         const ExpertRows in{activation({at_experts_, here.rows.cols()}, here.rows.dtype()),
                             std::exchange(counts_, {}), activation({at_experts_, 1}, DType::fp32)};
@@ -234,6 +214,11 @@ public:
     }
     void end_backward(Tensor dx) override {
         combine_over_stages(DispatchStage::Payload::rows, dx, std::move(rows_), dx);
+    }
+    Dispatched dispatched(int64_t layer, bool backward_follows, Tensor experts) const override {
+        Dispatched d{layer, backward_follows, std::move(experts), {}, at_experts_, {}};
+        for (const DispatchStage& stage : stages_) d.exchanges.push_back(stage.exchange());
+        return d;
     }
 
 private:
@@ -274,7 +259,6 @@ private:
 
     std::vector<DispatchStage> stages_;
     int64_t G_;
-    DispatchStatistics& statistics_;
     Stream& stream_;
     RowsWithExperts at_;       // on their way, forward
     Tensor dy_;                // in backward

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "8_rank_dispatch.h"
+#include "comm/nodes.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -25,11 +26,10 @@ public:
           across_(ep.split(nodes.index_in_node(ep.rank()), ep.rank(), "across")),
           inside_(ep.split(nodes.node_of(ep.rank()), ep.rank(), "inside")) {}
 
-    std::vector<DispatchStage> stages(int64_t experts_of_rank,
-                                      DispatchStatistics& statistics) const {
+    std::vector<DispatchStage> stages(int64_t experts_of_rank) const {
         std::vector<DispatchStage> stages;
-        stages.emplace_back(across_, experts_of_rank * size_, statistics);
-        stages.emplace_back(inside_, experts_of_rank, statistics);
+        stages.emplace_back(across_, experts_of_rank * size_);
+        stages.emplace_back(inside_, experts_of_rank);
         return stages;
     }
 

@@ -29,8 +29,9 @@ public:
           ep_(mesh.group("ep")),
           all_(shared.all ? *shared.all : mesh.group({"dp", "ep"})),
           balance_(config, options, accumulated * mesh.group({"dp", "ep"}).size(), shared),
-          statistics_({.ranks = options.node_size}),
-          capacity_(ep_.size(), config.experts.count) {
+          blocks_(
+              std::make_shared<RowsByExpert>(std::vector<int32_t>(size_t(config.experts.count), 1),
+                                             ep_.size(), config.experts.count / ep_.size())) {
         if (options.max_nodes > 0) nodes_.emplace(ep_, Nodes{.ranks = options.node_size});
     }
     ExpertParallel(const ExpertParallel&) = delete;  // parts keep a pointer to it
@@ -66,9 +67,7 @@ public:
     }
 
     LoadBalance& balance() { return balance_; }
-    DispatchStatistics& statistics() { return statistics_; }
     const ReceiveBuffer& receive_buffer() const { return receive_buffer_; }
-    CapacityPlan& capacity() { return capacity_; }
     const Communicator& ep() const { return ep_; }
     // The number of a micro-batch's tokens that this rank routes.
     int64_t tokens(int64_t micro_batch_tokens) const {
@@ -76,8 +75,8 @@ public:
     }
     // All ranks that see other tokens or have other layers.
     const Communicator& all() const { return all_; }
-    // Lets the laboratory observe the choices of all layers, for --verify, and a step's loads.
-    SeeChoices log;
+    // Lets the laboratory observe the dispatch of every layer, and a step's loads.
+    SeeDispatch see_dispatch;
     std::function<void(const StepLoads&)> see_loads;
     // Lets it replace the router, before the model is built (lab/traps.h).
     std::function<std::unique_ptr<Router>(ParameterList&, const ModulePath&, LoadBalance&)>
@@ -114,7 +113,7 @@ private:
         check(!plain || e.shared == 0, "the plain dispatch has no shared experts");
         if (plain)
             return std::make_unique<PlainDispatch>(std::move(router), std::move(here), ep_, e.count,
-                                                   statistics_, log, layer.layer);
+                                                   see_dispatch, layer.layer);
         std::unique_ptr<SwiGLU> shared;
         if (e.shared > 0) {
             const ModulePath path = layer.part("mlp.shared_experts");
@@ -129,8 +128,8 @@ private:
             shared = std::make_unique<SwiGLU>(std::move(both), std::move(last));
         }
         return std::make_unique<ExpertsLayer>(
-            std::move(router), std::move(here), std::move(shared), statistics_,
-            [this] { return dispatcher(); }, options_.chunks_here(), log, layer.layer);
+            std::move(router), std::move(here), std::move(shared), [this] { return dispatcher(); },
+            options_.chunks_here(), see_dispatch, layer.layer);
     }
     std::unique_ptr<TokenDispatcher> dispatcher() {
         const int64_t E = config_.experts.count, here = E / ep_.size();
@@ -139,26 +138,25 @@ private:
             options_.overlap == ExpertOverlap::none ? compute_stream() : communication_stream();
         if (options_.capacity_factor > 0)
             return std::make_unique<CapacityDispatcher>(
-                ep_, E, chunks, statistics_, beside,
+                ep_, E, chunks, beside,
                 [this](int64_t tokens) { return capacity_of(options_, config_.experts, tokens); },
-                options_.drop, capacity_);
+                options_.drop, blocks_);
         if (options_.dispatch != Dispatch::rank || ep_.size() == 1)
-            return std::make_unique<ExpertDispatcher>(ep_, E, chunks, statistics_, beside);
+            return std::make_unique<ExpertDispatcher>(ep_, E, chunks, beside);
         std::vector<DispatchStage> stages;
         if (nodes_)
-            stages = nodes_->stages(here, statistics_);
+            stages = nodes_->stages(here);
         else
-            stages.emplace_back(ep_, here, statistics_, &receive_buffer_);
-        return std::make_unique<RankDispatcher>(std::move(stages), here, statistics_, beside);
+            stages.emplace_back(ep_, here, &receive_buffer_);
+        return std::make_unique<RankDispatcher>(std::move(stages), here, beside);
     }
 
     LlamaConfig config_;
     ExpertOptions options_;
     const Communicator &ep_, &all_;
     LoadBalance balance_;
-    DispatchStatistics statistics_;
     ReceiveBuffer receive_buffer_;
-    CapacityPlan capacity_;
+    std::shared_ptr<const RowsByExpert> blocks_;  // of 7_capacity.h
     std::optional<NodeHops> nodes_;
 };
 

@@ -72,30 +72,27 @@ inline void set_experts(ModuleFactories& factories, const LlamaConfig& config,
 class ExpertsLayer : public FeedForward {
 public:
     // `start` makes the dispatcher of a micro-batch's rows, which has this many `chunks` in
-    // training. Keeps a reference to `log`, which may be empty.
+    // training. Keeps a reference to `observer`, which may be empty.
     ExpertsLayer(std::unique_ptr<Router> router, GroupedSwiGLU experts,
-                 std::unique_ptr<SwiGLU> shared, DispatchStatistics& statistics,
+                 std::unique_ptr<SwiGLU> shared,
                  std::function<std::unique_ptr<TokenDispatcher>()> start, int64_t chunks,
-                 const SeeChoices& log, int64_t layer)
+                 const SeeDispatch& observer, int64_t layer)
         : router_(std::move(router)),
           experts_(std::move(experts)),
           shared_(std::move(shared)),
-          statistics_(statistics),
           start_(std::move(start)),
           chunks_(chunks),
-          log_(log),
+          observer_(observer),
           layer_(layer) {}
 
     Tensor forward(const Tensor& x, const Tensor& residual, Saved& saved,
                    Context& context) override {
         const int64_t N = x.rows();
-        statistics_.begin(context.drops(), saved.enabled(), layer_, context.micro_batch);
         const Tensor rows = x.view({N, x.cols()}),
                      stream = residual ? residual.view(rows.shape()) : Tensor();
         const Routed routed = router_->forward(rows, saved["router"], context);
         const std::shared_ptr<TokenDispatcher> dispatcher = start_();
         dispatcher->permute(rows, routed);
-        if (log_) log_(layer_, routed.experts, dispatcher->positions(), context);
         dispatcher->start_dispatch(0);
         Tensor y;
         if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
@@ -108,6 +105,8 @@ public:
         const Tensor before = y ? y : stream;
         if (!y) y = activation_like(rows);
         dispatcher->finish_combine(y, before);
+        if (observer_)
+            observer_(dispatcher->dispatched(layer_, saved.enabled(), routed.experts), context);
         saved.keep_object(dispatcher);
         return y.view(x.shape());
     }
@@ -156,10 +155,9 @@ private:
     std::unique_ptr<Router> router_;
     GroupedSwiGLU experts_;
     std::unique_ptr<SwiGLU> shared_;  // may be empty
-    DispatchStatistics& statistics_;
     std::function<std::unique_ptr<TokenDispatcher>()> start_;
     int64_t chunks_;
-    const SeeChoices& log_;
+    const SeeDispatch& observer_;
     int64_t layer_;
 };
 

@@ -60,15 +60,13 @@ bool train(const Options& options, const ExpertOptions& chosen, ExpertTrap trap,
     const std::unique_ptr<Updater> optimizer = make_updater(parameters, options, mesh, trap);
     run.load(optimizer->start());
     ChoiceLog choices(shape.config, verify_bounds(options.dtype));
-    experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& row_map,
-                      const Context& context) { choices.add(layer, chosen, row_map, context); };
     TrainingSetup what = training_setup(model, *optimizer);
     what.label = "experts", what.technique = describe(shape.config, chosen, world.size());
     what.layout = {{"ep", chosen.ep}, {"dp", world.size() / chosen.ep}};
     what.plain_parts = plain_parts(shape, chosen, options.grad_accum * world.size(), choices);
     what.choices = &choices, what.options = recorded(chosen);
     what.plain_micro_batch = chosen.counts_first() ? 0 : options.micro_batch;
-    ExpertRun seen(shape, chosen, experts);
+    ExpertRun seen(shape, chosen, experts, &choices);
     what.step_done = [&](const Step&, double squared_norm) {
         seen.count_norm(squared_norm, parameters, mesh);
         choices.end_step();

@@ -8,10 +8,39 @@
 #include "comm/comm.h"
 #include "core/ops.h"
 #include "core/trace.h"
-#include "dispatch_statistics.h"
 #include "model/activation.h"
+#include "model/parts.h"
 
 namespace ultrascale::expert_parallel {
+
+// The numbers of rows for and from each rank of a group.
+struct SplitSizes {
+    std::vector<int64_t> to, from;
+    int64_t sent() const { return std::reduce(to.begin(), to.end()); }
+    int64_t received() const { return std::reduce(from.begin(), from.end()); }
+};
+
+// The dispatch of a layer's forward, for observers (lab/expert_run.h).
+struct Dispatched {
+    int64_t layer;
+    bool backward_follows;  // false if the layer's forward runs again before its backward
+    Tensor experts;         // (N, k): the choices
+    Tensor row_map;         // (N, k): their rows, -1 if dropped; empty if none can be dropped
+    int64_t at_experts;     // the rows that this rank's experts get
+    // The exchanges of rows: one for each chunk of tokens, or for each stage (8_rank_dispatch.h).
+    struct Exchange {
+        const Communicator* group;
+        SplitSizes sizes;
+    };
+    std::vector<Exchange> exchanges;
+    // With a capacity, for each chunk: the choices of each expert (E), and how many it accepts.
+    struct Accepted {
+        Tensor counts;
+        int64_t capacity;
+    };
+    std::vector<Accepted> accepted = {};
+};
+using SeeDispatch = std::function<void(const Dispatched&, const Context&)>;
 
 // An all-to-all of rows over all ranks of `group`; `stream` may be one of communication.
 inline Work exchange_rows(const Communicator& group, const Tensor& out, const Tensor& in,

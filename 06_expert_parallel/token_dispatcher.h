@@ -29,9 +29,6 @@ public:
     virtual int64_t chunks() const { return 1; }
     // Puts the rows of x (N, h) in order, and finds out how many rows will arrive.
     virtual void permute(const Tensor& x, const Routed& routed) = 0;
-    // (N, k): the index of each choice's row, -1 if it was dropped. Empty: no choice can be
-    // dropped.
-    virtual Tensor positions() const { return {}; }
     // Sends chunk c; waits until it has arrived; and sends it back, as the experts' weighted
     // outputs, or with gradients of rows and weights.
     virtual void start_dispatch(int64_t c) = 0;
@@ -45,6 +42,8 @@ public:
     // dweights (N, k), then dx (N, h) += the gradients that came back.
     virtual void end_backward_of_weights(Tensor dweights) = 0;
     virtual void end_backward(Tensor dx) = 0;
+    // What forward has dispatched, in a layer whose router chose these experts (N, k).
+    virtual Dispatched dispatched(int64_t layer, bool backward_follows, Tensor experts) const = 0;
 };
 
 // exchange_rows (row_exchange.h) for ranks that all know all counts (from, to), so that copy

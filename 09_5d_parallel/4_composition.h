@@ -52,7 +52,7 @@ public:
         // On a GPU the executor loads the kernels before its first step, by running all stages
         // once. What the experts have counted then is discarded.
         executor.kernels_loaded = [this] {
-            if (experts) experts->balance().begin_step(), experts->statistics().clear();
+            if (experts) experts->balance().begin_step();
         };
         if (chosen.zero.stage == 0)
             updates = std::make_unique<Buckets>(own.parameters(), mesh, options, bucket_elements());

@@ -8,6 +8,7 @@
 
 #include "../expert_parallel.h"
 #include "../kernels/ops_experts.h"
+#include "dispatch_statistics.h"
 #include "lab/predict/estimate.h"
 
 namespace ultrascale::expert_parallel {

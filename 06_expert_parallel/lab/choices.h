@@ -2,6 +2,7 @@
 // rank 0's plain training follows them (one_device_choices.h).
 #pragma once
 
+#include "../row_exchange.h"
 #include "../shared_tokens.h"
 #include "lab/verify/whole_values.h"
 #include "one_device_choices.h"
@@ -15,20 +16,19 @@ public:
         : shared_(shared), k_(config.experts.router.top_k), plain_(bounds.choice_limit) {}
     OneDeviceChoices& plain() { return plain_; }
 
-    // A layer's experts (N, k) in a forward, and their rows (6_dispatch.h).
-    void add(int64_t layer, const Tensor& experts, const Tensor& row_map, const Context& context) {
+    void add(const Dispatched& d, const Context& context) {
         if (step_ >= watched_ || !context.training || context.recomputing) return;
-        std::vector<int32_t> chosen = experts.to_host<int32_t>();
+        std::vector<int32_t> chosen = d.experts.to_host<int32_t>();
         const std::vector<int32_t> at =
-            row_map ? row_map.to_host<int32_t>() : std::vector<int32_t>(chosen.size(), 0);
+            d.row_map ? d.row_map.to_host<int32_t>() : std::vector<int32_t>(chosen.size(), 0);
         for (size_t i = 0; i < chosen.size(); ++i)
             if (at[i] < 0) chosen[i] = ~chosen[i];
         const int64_t T = context.batch.sample_length();
         auto first = chosen.begin();
-        for (const int64_t token : shared_.tokens_of(experts.rows())) {
+        for (const int64_t token : shared_.tokens_of(d.experts.rows())) {
             std::sort(first, first + k_);
-            mine_[{step_, layer, context.batch.first_sample + token / T, token % T}] = {first,
-                                                                                        first + k_};
+            mine_[{step_, d.layer, context.batch.first_sample + token / T, token % T}] = {
+                first, first + k_};
             first += k_;
         }
     }

@@ -2,6 +2,7 @@
 // gradient's norm, added up in another way.
 #pragma once
 
+#include "choices.h"
 #include "lab/verify/whole_values.h"
 #include "predict.h"
 #include "train/gradients.h"
@@ -14,11 +15,15 @@ public:
     // The most bytes that this rank's activations take in a step whose micro-batches had these
     // rows.
     using Peak = std::function<double(const std::map<int, DispatchStatistics::ByLayer>& rows)>;
-    // `peak`: a composition's own; by default that of micro-batches that pass a whole model one
-    // after the other.
+    // `choices` (may be nullptr) are recorded, too. `peak`: a composition's own; by default that of
+    // micro-batches that pass a whole model one after the other.
     ExpertRun(const StepShape& shape, const ExpertOptions& options, ExpertParallel& experts,
-              Peak peak = {})
-        : shape_(shape), options_(options), experts_(experts), peak_of_step_(std::move(peak)) {
+              ChoiceLog* choices = nullptr, Peak peak = {})
+        : shape_(shape),
+          options_(options),
+          experts_(experts),
+          statistics_(shape, options),
+          peak_of_step_(std::move(peak)) {
         if (!peak_of_step_)
             peak_of_step_ = [this](const std::map<int, DispatchStatistics::ByLayer>& rows) {
                 double most = 0;
@@ -26,16 +31,29 @@ public:
                     most = std::max(most, peak_activations(shape_, options_, layers));
                 return most;
             };
-        experts.statistics().clear();
+        experts.see_dispatch = [this, choices](const Dispatched& d, const Context& context) {
+            if (choices) choices->add(d, context);
+            add(d, context);
+        };
         experts.see_loads = [this](const StepLoads& loads) { add(loads); };
     }
     ExpertRun(const ExpertRun&) = delete;  // others keep a pointer to it
 
+    void add(const Dispatched& d, const Context& context) {
+        // Several stages have no buffer that stays.
+        const bool in_buffer = d.exchanges.size() == 1 && experts_.receive_buffer().bytes() > 0;
+        statistics_.add(d, context, in_buffer);
+        if (context.drops() && d.backward_follows)
+            accepted_.insert(accepted_.end(), d.accepted.begin(), d.accepted.end());
+    }
     void add(const StepLoads& loads) {
         loads_.push_back(loads);
-        const CapacityPlan::Dropped dropped = experts_.capacity().end_step();
-        dropped_.choices += dropped.choices, dropped_.dropped += dropped.dropped;
-        const std::map<int, DispatchStatistics::ByLayer> rows = experts_.statistics().end_step();
+        for (const auto& [counts, capacity] : std::exchange(accepted_, {}))
+            for (const int64_t n : counts.to_host<int32_t>()) {
+                dropped_.choices += n;
+                dropped_.dropped += std::max<int64_t>(n - capacity, 0);
+            }
+        const std::map<int, DispatchStatistics::ByLayer> rows = statistics_.end_step();
         peak_ = std::max(peak_, peak_of_step_(rows));
         for (const auto& [m, layers] : rows)
             for (const auto& [layer, layer_rows] : layers) {
@@ -43,8 +61,14 @@ public:
                 all_rows_ += layer_rows.at_experts, ++forwards_;
             }
     }
-    const std::vector<StepLoads>& loads() const { return loads_; }     // for each step
-    const CapacityPlan::Dropped& dropped() const { return dropped_; }  // on this rank
+    // Forgets the dispatches so far: those of steps that are not measured.
+    void clear() { statistics_.clear(), accepted_.clear(); }
+
+    const std::vector<StepLoads>& loads() const { return loads_; }  // for each step
+    struct Dropped {
+        int64_t choices = 0, dropped = 0;  // of all choices the dropped ones
+    };
+    const Dropped& dropped() const { return dropped_; }  // on this rank
     // The rows that this rank's experts had in a forward of a layer: the most, the number if all
     // experts had equally many, and the average.
     int64_t most_rows() const { return most_rows_; }
@@ -53,8 +77,8 @@ public:
                       shape_.config.experts.router.top_k);
     }
     double mean_rows() const { return double(all_rows_) / double(std::max<int64_t>(forwards_, 1)); }
-    const DispatchStatistics& statistics() const { return experts_.statistics(); }
-    PredictedCommunication travelled() const { return sent_of(experts_.statistics()); }
+    const DispatchStatistics& statistics() const { return statistics_; }
+    PredictedCommunication travelled() const { return sent_of(statistics_); }
 
     // The prediction for the whole run, for the rows that arrived.
     Prediction predicted(const Prediction& fixed, int64_t steps) const {
@@ -94,9 +118,11 @@ private:
     StepShape shape_;
     ExpertOptions options_;
     ExpertParallel& experts_;
+    DispatchStatistics statistics_;
+    std::vector<Dispatched::Accepted> accepted_;
     Peak peak_of_step_;
     std::vector<StepLoads> loads_;
-    CapacityPlan::Dropped dropped_;
+    Dropped dropped_;
     double norm_apart_ = -1;
     double peak_ = 0;
     int64_t most_rows_ = 0, all_rows_ = 0, forwards_ = 0;

@@ -118,7 +118,7 @@ inline void report_experts(Report& report, const Options& options, const StepSha
         "load",
         most / even));
     if (o.capacity_factor > 0) {
-        const CapacityPlan::Dropped& here = seen.dropped();
+        const ExpertRun::Dropped& here = seen.dropped();
         print(fmt::format("  dropped: {} of {} choices here ({:.1f} %)", here.dropped, here.choices,
                           100 * double(here.dropped) / double(here.choices)));
         report.value("experts", "dropped", double(here.dropped));

@@ -138,7 +138,7 @@ private:
         const auto settle = [&] {  // called after the first steps, and at the end
             all.updates->finish();
             if (std::exchange(warm, true)) return;
-            if (experts) all.experts->statistics().clear();
+            if (experts) experts->clear();
             documents.clear();
         };
         const Measured m = measure(

@@ -63,10 +63,16 @@ inline void print_axes(Report& report, const Techniques& techniques, int node_si
 }
 
 // From now on records the rows that experts get, for the predictions.
-inline std::unique_ptr<ExpertRun> watch_rows(Composition& all, const WatchedDocuments& documents) {
-    return std::make_unique<ExpertRun>(
-        all.shape, all.techniques.experts, *all.experts,
+inline std::unique_ptr<ExpertRun> watch_rows(Composition& all, const WatchedDocuments& documents,
+                                             ChoiceLog* choices = nullptr) {
+    auto run = std::make_unique<ExpertRun>(
+        all.shape, all.techniques.experts, *all.experts, choices,
         [&](const auto& rows) { return peak_activations(all, rows, documents.memory()); });
+    all.executor.kernels_loaded = [run = run.get(), before = all.executor.kernels_loaded] {
+        before();
+        run->clear();
+    };
+    return run;
 }
 
 // Watches a run's experts: their choices, for --verify, and their rows, for the predictions.
@@ -77,11 +83,7 @@ public:
                    TrainingSetup& what)
         : steps_(options.steps),
           choices_(all.shape.config, what.bounds.value(), all.tokens),
-          seen_(watch_rows(all, documents)) {
-        all.experts->log = [this](int64_t layer, const Tensor& chosen, const Tensor& row_map,
-                                  const Context& context) {
-            choices_.add(layer, chosen, row_map, context);
-        };
+          seen_(watch_rows(all, documents, &choices_)) {
         what.plain_parts = plain_parts(all.shape, all.techniques.experts,
                                        options.grad_accum * all.data_slice().count, choices_);
         what.choices = &choices_;

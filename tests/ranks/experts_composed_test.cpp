@@ -73,6 +73,10 @@ Context micro_batch(int m, int r) {
 Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
             const std::string& order, bool mixed_up = false) {
     ExpertParallel experts(config, options, mesh, A);
+    DispatchStatistics statistics({.config = config, .micro_batch = B, .seq = T}, options);
+    experts.see_dispatch = [&](const Dispatched& d, const Context& context) {
+        statistics.add(d, context, experts.receive_buffer().bytes() > 0);
+    };
     const ModelOptions model_options{.recompute = recompute};
     Llama model(config, model_options, experts.factories(model_options), Stage::whole(config));
     ParameterList& parameters = model.parameters();
@@ -100,8 +104,8 @@ Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
         }
     }
     // Only rows were sent, as many as were reported when each forward ran.
-    EXPECT_TRUE(counted_as_predicted(sent_of(experts.statistics()), 1, communication_counts()));
-    const std::map<int, DispatchStatistics::ByLayer> rows = experts.statistics().end_step();
+    EXPECT_TRUE(counted_as_predicted(sent_of(statistics), 1, communication_counts()));
+    const std::map<int, DispatchStatistics::ByLayer> rows = statistics.end_step();
     EXPECT_EQ(rows.size(), size_t(A));
     for (const auto& [m, layers] : rows) EXPECT_EQ(layers.size(), 2u) << m;
     sum_gradients(parameters, mesh);
@@ -191,8 +195,11 @@ Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accum
     ExpertParallel experts(config, options, mesh, accumulated, shared);
     choices = ChoiceLog(config, verify_bounds(DType::fp32), shared);
     choices.watch(1);
-    experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor& row_map,
-                      const Context& context) { choices.add(layer, chosen, row_map, context); };
+    DispatchStatistics statistics({.config = config, .micro_batch = B, .seq = T}, options);
+    experts.see_dispatch = [&](const Dispatched& d, const Context& context) {
+        choices.add(d, context);
+        statistics.add(d, context, experts.receive_buffer().bytes() > 0);
+    };
     ParameterList parameters;
     const ModuleFactories factories = experts.factories({});
     const auto layer = factories.feed_forward(parameters, factories, {0, "model.layers.0"});
@@ -226,7 +233,7 @@ Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accum
         ops::scale(dy, 1e-3f);
         layer->backward(dy, saved[m], contexts[size_t(m)], WeightGradient::now);
     }
-    PredictedCommunication sent = sent_of(experts.statistics());
+    PredictedCommunication sent = sent_of(statistics);
     add_count_sums(sent, {.config = config, .micro_batch = B, .seq = T}, options, experts.balance(),
                    accumulated);
     EXPECT_TRUE(counted_as_predicted(sent, 1, communication_counts()));

@@ -57,6 +57,10 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
                   .tokens = [&](int64_t rows) { return region.tokens(rows); },
                   .replica_groups = {"tp"}};
     ExpertParallel experts(shape.config, options, mesh, 2, shared);
+    DispatchStatistics statistics(shape, options);
+    experts.see_dispatch = [&](const Dispatched& d, const Context& context) {
+        statistics.add(d, context, experts.receive_buffer().bytes() > 0);
+    };
     const TensorParallel tensor(shape.config, of.tensor, mesh);
     ModuleFactories factories = tensor.factories(shape.model);
     experts.set_in(factories, shape.model);
@@ -119,7 +123,7 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
     LocalSizes sizes = local_sizes(shape, of.tensor, tp.rank());
     sizes.layers = stage.last_layer - stage.first_layer;
     sizes.embedding = stage.embedding, sizes.head = stage.head;
-    auto rows = experts.statistics().end_step();
+    auto rows = statistics.end_step();
     const auto predicted = [&](int m) {
         return stage_activations(sizes, shape, options, rows[m], stage.first_layer);
     };

@@ -61,8 +61,8 @@ class Broken : public PlainDispatch {
 public:
     Broken(Break wrong, std::unique_ptr<Router> router, GroupedSwiGLU experts_here,
            const Communicator& ep, ExpertParallel& experts, int64_t layer)
-        : PlainDispatch(std::move(router), std::move(experts_here), ep, 4, experts.statistics(),
-                        experts.log, layer),
+        : PlainDispatch(std::move(router), std::move(experts_here), ep, 4, experts.see_dispatch,
+                        layer),
           wrong_(wrong),
           rank_(ep.rank()) {}
 
@@ -136,11 +136,7 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
             {.micro_batch = 1, .count = world.size(), .replica = world.rank()});
     run.load(optimizer.start());
     ChoiceLog choices(config, verify_bounds(DType::fp32));
-    experts.log = [&](int64_t layer, const Tensor& experts_of_tokens, const Tensor& row_map,
-                      const Context& context) {
-        choices.add(layer, experts_of_tokens, row_map, context);
-    };
-    ExpertRun seen(shape, chosen, experts);
+    ExpertRun seen(shape, chosen, experts, &choices);
     TrainingSetup what = training_setup(model, optimizer);
     what.plain_parts = plain_parts(shape, chosen, A * world.size(), choices);
     what.choices = &choices, what.plain_micro_batch = 1;

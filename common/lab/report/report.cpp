@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <sstream>
 
 #include "core/device.h"
 #include "core/threads.h"
 #include "core/trace.h"
+#include "lab/options/option_list.h"
 #include "lab/page/page.h"
 #include "lab/page/trace_file.h"
 #include "median_seconds.h"
@@ -110,7 +112,8 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
 
 void Report::technique(const std::string& label, const std::string& words,
                        const JsonFields& layout) {
-    print(fmt::format("  {:<7} {}", label, words));
+    std::istringstream lines(fmt::format("  {:<7} {}", label, words));
+    for (std::string line; std::getline(lines, line);) print(wrapped(line, 10));
     Json& json = impl_->summary["configuration"];
     json["technique"] = words, json["layout"] = json_of(layout);
 }
