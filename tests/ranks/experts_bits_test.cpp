@@ -51,10 +51,9 @@ struct Trained1 {
         : experts(config, options, mesh, 1) {
         const ModelOptions model_options{.recompute =
                                              recompute ? Recompute::full : Recompute::none};
-        experts.log = [&](int64_t layer, const Tensor& chosen, const Tensor&,
-                          const Context& context) {
-            std::vector<int32_t>& choices = context.recomputing ? again[layer] : first[layer];
-            choices = chosen.to_host<int32_t>();
+        experts.see_dispatch = [&](const Dispatched& d, const Context& context) {
+            std::vector<int32_t>& choices = context.recomputing ? again[d.layer] : first[d.layer];
+            choices = d.experts.to_host<int32_t>();
         };
         model = std::make_unique<Llama>(config, model_options, experts.factories(model_options),
                                         Stage::whole(config));
