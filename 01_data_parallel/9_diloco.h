@@ -83,17 +83,18 @@ public:
         }
     }
 
-    // Averages the loss and the squared norm over the ranks, so that all ranks agree whether they
-    // are finite.
+    // Averages the loss, the votes to stop, and the squared norm over the ranks, so that all ranks
+    // agree whether they are finite.
     void finish(Step& step, const Tensor& own_norm) const {
-        const Tensor loss_and_norm = Tensor::empty({2}, DType::fp64, Memory::workspace);
+        const Tensor all = Tensor::empty({3}, DType::fp64, Memory::workspace);
         phase("loss", [&] {
-            ops::copy(loss_and_norm.slice(0, 1), step.loss);
-            ops::copy(loss_and_norm.slice(1, 2), own_norm);
-            ranks_.all_reduce(loss_and_norm, Reduce::average);
+            step.vote();
+            ops::copy(all.slice(0, 2), step.sums);
+            ops::copy(all.slice(2, 3), own_norm);
+            ranks_.all_reduce(all, Reduce::average);
         });
-        const std::vector<double> means = loss_and_norm.to_host<double>();
-        step.finish(means[0], means[1]);
+        const std::vector<double> means = all.to_host<double>();
+        step.finish(means[0], means[2], means[1]);
     }
 
 private:

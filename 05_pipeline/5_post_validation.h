@@ -57,8 +57,8 @@ public:
         step_ = &step;
         const Tensor own = own_squared_norm();
         phase("update, not yet confirmed", [&] {
-            if (dp_.size() > 1) dp_.all_reduce(step.loss);
-            send_parts(own, step.loss);
+            step.sum_loss(dp_);
+            send_parts(own, step.sums);
             for (size_t i = 0; i < originals_.size(); ++i) ops::copy(copies_[i], originals_[i]);
             update(step.learning_rate, own);
         });
@@ -72,8 +72,11 @@ public:
         copy_async(host_, all_, stream_);
         stream_.synchronize();  // the host waits for the numbers, but not for the device's work
         const double* const parts = host_.as<double>();
-        double squared = 0, loss = 0;
-        for (int r = 0; r < pp_.size(); ++r) squared += parts[2 * r], loss += parts[2 * r + 1];
+        double squared = 0, loss = 0, votes = 0;
+        for (int r = 0; r < pp_.size(); ++r) {
+            const double* const own = parts + r * numbers;
+            squared += own[0], loss += own[1], votes += own[2];
+        }
         const bool wrong = must_repeat(squared);
         if (wrong) {
             for (size_t i = 0; i < originals_.size(); ++i) ops::copy(originals_[i], copies_[i]);
@@ -82,18 +85,19 @@ public:
                    Tensor::from_host<double>(std::vector{squared}, {1}, Memory::workspace));
             ++repeated_;
         }
-        std::exchange(step_, nullptr)->finish(loss, squared);
+        std::exchange(step_, nullptr)->finish(loss, squared, votes);
         return wrong;
     }
     int64_t repeated() const { return repeated_; }  // steps
     // Waits for the messages under way, before a run ends whose last update stays unconfirmed.
     void finish() override { works_.clear(); }
 
-    // Each rank's part of the norm and part of the loss.
-    static int64_t bytes_of_parts(int ranks) { return 16 * ranks; }
+    // Each rank's part of the norm, part of the loss, and vote to stop.
+    static constexpr int64_t numbers = 3;
+    static int64_t bytes_of_parts(int ranks) { return ranks * numbers * int64_t(sizeof(double)); }
 
 private:
-    int64_t slots() const { return 2 * pp_.size(); }
+    int64_t slots() const { return pp_.size() * numbers; }
 
     // Whether AdamW scales a gradient of this norm down (or cannot tell).
     bool must_repeat(double squared) const {
@@ -111,15 +115,15 @@ private:
     // own. One stream serves both directions, because a message upwards needs what has come down:
     // an event of another stream would not cover a message that goes through the host because ranks
     // share a GPU.
-    void send_parts(const Tensor& own, const Tensor& loss) {
+    void send_parts(const Tensor& own, const Tensor& loss_and_votes) {
         const int rank = pp_.rank(), last = pp_.size() - 1;
         const Tensor parts = Tensor::zeros({slots()}, DType::fp64, Memory::workspace);
-        ops::copy(parts.slice(2 * rank, 2 * rank + 1), own);
-        ops::copy(parts.slice(2 * rank + 1, 2 * rank + 2), loss);
-        if (rank > 0)
-            works_.push_back(down_group_.recv(parts.slice(0, 2 * rank), rank - 1, stream_));
+        const int64_t here = rank * numbers, next = here + numbers;
+        ops::copy(parts.slice(here, here + 1), own);
+        ops::copy(parts.slice(here + 1, next), loss_and_votes);
+        if (rank > 0) works_.push_back(down_group_.recv(parts.slice(0, here), rank - 1, stream_));
         if (rank < last)
-            works_.push_back(down_group_.send(parts.slice(0, 2 * rank + 2), rank + 1, stream_));
+            works_.push_back(down_group_.send(parts.slice(0, next), rank + 1, stream_));
         const Tensor all =
             rank == last ? parts : Tensor::empty({slots()}, DType::fp64, Memory::workspace);
         if (rank < last) works_.push_back(up_group_.recv(all, rank + 1, stream_));

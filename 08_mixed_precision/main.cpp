@@ -40,7 +40,7 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
     training.step(step.learning_rate, squared_norm);
     step.sum_loss(mesh.group("dp"));
     step.skipped = training.end_step(step.number, mesh);
-    step.finish(scalar(step.loss) / scale, scalar(squared_norm));
+    step.finish(squared_norm, scale);
 }
 
 // Trains. Returns false if the result differs from that of the same recipe on one device, or if

@@ -21,9 +21,9 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
         run_prediction.memory.gradients *= 2;  // the sums over micro-batches
     const bool diloco = chapter.sync.kind == SyncKind::diloco;
     if (diloco) add_diloco(run_prediction, chapter.sync.diloco, ranks, parameters, steps);
-    PredictedCommunication step_end;  // the loss, and DiLoCo's mean of the ranks' norms
+    PredictedCommunication step_end;  // the loss and votes, and DiLoCo's mean of norms
     if (diloco)
-        step_end.add(ranks, Collective::all_reduce, 1, 2 * sizeof(double));
+        step_end.add(ranks, Collective::all_reduce, 1, 3 * sizeof(double));
     else
         step_end.add_scalar_sum(ranks);
     run_prediction.communication += step_end.times(steps);

@@ -26,6 +26,7 @@ inline TrainingSetup describe_run(const Options& options, const Chapter& chapter
     if (sync.kind == SyncKind::diloco) {
         what.weights_only = true;  // each rank has moments of its own
         what.validation_note = "; between two outer steps the weights are rank 0's own";
+        what.may_stop = [H = sync.diloco.inner_steps](int64_t done) { return done % H == 0; };
         what.not_equal = "DiLoCo is a different algorithm: ranks train apart between outer steps";
     }
     if (options.grad_dtype() == DType::fp32 && options.dtype == DType::fp32 &&

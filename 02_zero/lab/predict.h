@@ -122,7 +122,7 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
     // The norm of the shards is summed even over a single rank.
-    prediction.communication.add(mesh.world(), Collective::all_reduce, 1, sizeof(double));
+    prediction.communication.add(mesh.world(), Collective::all_reduce, 1, 2 * sizeof(double));
     prediction.communication.add_scalar_sum(mesh.world());  // the loss
     return prediction;
 }

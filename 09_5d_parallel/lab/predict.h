@@ -166,13 +166,14 @@ inline Prediction predict(Composition& c) {
     } else {
         const FlatLayout layout(c.units, c.mesh, t.zero.cut);
         add_to(p, layout, t.zero, shape, m, walk_actions(c, layout), c.mesh);
-        p.communication.add(c.mesh.norm_group_of_shards(), Collective::all_reduce, 1, 8);
+        p.communication.add(c.mesh.norm_group_of_shards(), Collective::all_reduce, 1,
+                            2 * sizeof(double));
     }
     p.memory.peak_communication += c.messages.mailboxes();
     // exercise 09.3 begin: two terms: the buffers of layers, the sum of the loss
     if (t.zero.stage < 2) p.memory.peak_communication += in_layer;
     if (c.loss_group().size() > 1)
-        p.communication.add(c.loss_group(), Collective::all_reduce, 1, 8);
+        p.communication.add(c.loss_group(), Collective::all_reduce, 1, 2 * sizeof(double));
     // exercise 09.3 end
 
     // 03, 04, 06: communication inside the layers. If there are two copies of the model, each takes

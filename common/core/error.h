@@ -27,6 +27,7 @@ enum class Exit {
     peer = 4,        // a rank died, or a link between ranks failed
     not_finite = 5,  // a loss, a norm or weights
     no_plan = 6,     // no layout divides the model and fits
+    stopped = 85,    // a signal stopped the run, which can resume (train/stop.h)
 };
 
 struct UserError : std::runtime_error {

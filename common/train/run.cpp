@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <utility>
 
 #include "core/error.h"
 #include "finite.h"
+#include "stop.h"
 
 namespace ultrascale {
 
@@ -37,6 +39,7 @@ Run::Run(std::string chapter, const Options& options, const StepShape& shape,
       file_(options.data_path(), shape.config.vocab),
       loader_(file_, data_options(options, shape.seq, std::move(cuts))),
       state_{.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq} {
+    listen_for_stop();
     const int64_t sequences = sequences_of_step(options, slice.count);
     if (!sequences_of_) sequences_of_ = [sequences](int64_t) { return sequences; };
     if (!options.val_data.empty())
@@ -98,7 +101,7 @@ void Run::start(TrainingSetup what) {
 Step* Run::next() {
     stop_unless_finite();
     check(begun_ - done_ <= 1, "the step before the previous one has not finished");
-    if (begun_ == options_.steps) return nullptr;
+    if (begun_ == options_.steps || stops_) return nullptr;
     const int64_t index = first_step_ + begun_, sequences = sequences_of_(index);
     span_.reset();
     span_.emplace("step", index + 1);
@@ -110,6 +113,7 @@ Step* Run::next() {
     step.first = begun_ == 0;
     step.learning_rate = learning_rate_of(options_, first_step_, index);
     step.watch = what_.watch;
+    step.norm_votes = &what_.updater->votes();
     step.on_finish = [this, &begun](double loss, double squared) {
         end_step(*begun, loss, squared);
     };
@@ -141,6 +145,8 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     }
     report_->step(record);
     ++done_;
+    asked_ = asked_ || step.stops();
+    stops_ = asked_ && (!what_.may_stop || what_.may_stop(done_));
     if (!not_finite_.empty()) return;
     if (verifier_ && done_ <= verified_steps) verifier_->after_step(done_ - 1, loss, values());
     if (!saves_->after_step(state_.step)) not_finite_ = "weights";
@@ -162,6 +168,23 @@ void Run::stop_unless_finite() {
                     Exit::not_finite);
 }
 
+void Run::stop_if_asked() {
+    if (!stops_ || done_ == options_.steps) return;
+    what_.updater->finish();
+    span_.reset();
+    if (!saves_->at_end(state_.step)) not_finite_ = "weights";
+    stop_unless_finite();
+    report_->value("stopped", "step", double(state_.step));
+    report_->finish();
+    const char* const by = stop_signal() == SIGTERM   ? "SIGTERM"
+                           : stop_signal() == SIGUSR1 ? "SIGUSR1"
+                                                      : "another rank's signal";
+    throw UserError(fmt::format("{} after step {}; {}", by, state_.step,
+                                options_.save.empty() ? "nothing is saved without --save"
+                                                      : "--resume goes on from " + options_.save),
+                    Exit::stopped);
+}
+
 // These functions first wait until the last update has finished.
 std::vector<TensorPart> Run::values() {
     what_.updater->finish();
@@ -175,6 +198,7 @@ double Run::validation_loss() {
 bool Run::finish(const std::function<bool(Report&)>& sections) {
     stop_unless_finite();
     check(done_ == begun_, "a step has not finished");
+    stop_if_asked();
     bool ok = true;
     if (options_.steps > 0) {
         if (verifier_) ok = verifier_->finish(*report_) || !what_.not_equal.empty();

@@ -55,6 +55,8 @@ struct TrainingSetup {
     // norm.
     std::vector<Hooks*> watch = {};
     std::function<void(const Step&, double squared_norm)> step_done = {};
+    // Whether a signal may stop the run after this many of its steps; if empty, it always may.
+    std::function<bool(int64_t done)> may_stop = {};
     // The other ranks are only imagined (comm.h): the numbers mean nothing and need not be finite.
     bool imagined = false;
 };
@@ -76,7 +78,8 @@ public:
     // of memory and communication.
     void start(TrainingSetup what);
 
-    // Begins a step; returns nullptr after the last one. The previous step may still be unfinished
+    // Begins a step; returns nullptr after the last one, or when a signal has asked the run to stop
+    // (stop.h); finish() then saves and throws UserError with Exit::stopped. The previous step may still be unfinished
     // (in a pipeline whose update is confirmed in the next step's warm-up), but not the one before
     // that. If a step's loss, norm or validation is not finite, which all ranks must see alike,
     // this call or finish() ends the run: it throws UserError with Exit::not_finite, which names
@@ -101,6 +104,7 @@ private:
     std::vector<TensorPart> values();
     double validation_loss();
     void stop_unless_finite();
+    void stop_if_asked();
     void end_step(const Begun& begun, double loss, double squared_norm);
 
     std::string chapter_;
@@ -113,9 +117,10 @@ private:
     std::optional<Validation> validation_;
     TrainingState state_;  // after the last finished step
     int64_t first_step_ = 0, begun_ = 0, done_ = 0, next_sample_ = 0;
-    bool gradient_seen_ = false;   // verify has compared the first gradient
-    std::string not_finite_ = {};  // names what was not finite after the last finished step
-    double finished_at_ = 0;       // when the last finished step ended, in seconds
+    bool gradient_seen_ = false;          // verify has compared the first gradient
+    std::string not_finite_ = {};         // names what was not finite after the last finished step
+    bool asked_ = false, stops_ = false;  // to stop; now it does
+    double finished_at_ = 0;              // when the last finished step ended, in seconds
     TrainingSetup what_;
     std::optional<Report> report_;
     std::optional<Saves> saves_;

@@ -5,7 +5,9 @@
 #include <limits>
 
 #include "core/error.h"
+#include "core/ops.h"
 #include "finite.h"
+#include "stop.h"
 
 namespace ultrascale {
 
@@ -23,7 +25,8 @@ Step::Step(const DataLoader& loader, const DataSlice& slice, int64_t number, int
     : number(number),
       sequences(sequences),
       accumulated(sequences / slice.count / slice.micro_batch),
-      loss(Tensor::zeros({1}, DType::fp64, Memory::workspace)),
+      sums(Tensor::zeros({2}, DType::fp64, Memory::workspace)),
+      loss(sums.slice(0, 1)),
       loader_(loader),
       slice_(slice),
       first_sample_(first_sample) {
@@ -61,17 +64,29 @@ MicroBatch::MicroBatch(Step& step, int64_t m) : span_("micro-batch", m) {
     static_cast<Context&>(*this) = step.micro_batch(m);
 }
 
-void Step::sum_loss(const Communicator& ranks) {
-    if (ranks.size() > 1) phase("loss", [&] { ranks.all_reduce(loss); });
+void Step::vote() {
+    const Tensor votes = sums.slice(1, 2);
+    if (norm_votes && *norm_votes)
+        ops::copy(votes, *norm_votes);
+    else if (stop_signal() != 0)
+        ops::fill(votes, 1);
 }
 
-double Step::finish(const Tensor& squared_norm) {
-    const double loss_value = scalar(loss), squared = scalar(squared_norm);
-    finish(loss_value, squared);
+void Step::sum_loss(const Communicator& ranks) {
+    vote();
+    if (ranks.size() > 1) phase("loss", [&] { ranks.all_reduce(sums); });
+}
+
+double Step::finish(const Tensor& squared_norm, double scale) {
+    const std::vector<double> on_host = sums.to_host<double>();
+    const double squared = scalar(squared_norm);
+    finish(on_host[0] / scale, squared, on_host[1]);
     return squared;
 }
 
-void Step::finish(double loss, double squared_norm) {
+void Step::finish(double loss, double squared_norm, double votes) {
+    const bool alone = Communicator::world().size() == 1;  // then nothing was summed
+    stops_ = votes > 0 || (alone && stop_signal() != 0);
     for (double* value : {&loss, &squared_norm})
         if (std::isnan(*value)) *value = std::numeric_limits<double>::quiet_NaN();  // never "-nan"
     if (!skipped)

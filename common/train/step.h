@@ -73,7 +73,8 @@ public:
     bool first = true;      // of this process's steps
     bool skipped = false;   // its gradient overflowed, and nothing was updated
     std::string note = {};  // for the step's line of progress: "seq 128"
-    const Tensor loss;      // (1) fp64, to which this rank's micro-batches add
+    const Tensor sums;      // (2) fp64: the loss, and the votes to stop (stop.h)
+    const Tensor loss;      // (1) its first number, to which this rank's micro-batches add
 
     // The micro-batches, one after the other. The technique's hooks are called in this order,
     // followed by those of the laboratory (watch); nullptr: no hook.
@@ -84,18 +85,23 @@ public:
     void call_hooks(std::initializer_list<Hooks*> hooks);
     Context micro_batch(int64_t m);
 
-    // Sums the loss over the ranks that saw other tokens, or other parts of the same sequences.
+    // Sums the loss over the ranks that saw other tokens, or other parts of the same sequences, and
+    // beside it the votes to stop.
     void sum_loss(const Communicator& ranks);
-    // Called at the end, when `loss` and the squared norm are those of the whole step. The host
-    // waits for the device. Returns the squared norm.
-    double finish(const Tensor& squared_norm);
-    void finish(double loss, double squared_norm);  // for values that are on the host
+    // Sets this rank's vote, or the votes of the ranks with which it has summed the norm.
+    void vote();
+    // Called at the end, when `sums` and the squared norm are those of the whole step. The host
+    // waits for the device. The loss was multiplied by `scale`. Returns the squared norm.
+    double finish(const Tensor& squared_norm, double scale = 1);
+    void finish(double loss, double squared_norm, double votes);  // for values on the host
     // Names what was not finite in a finished step that was not skipped: "loss nan, gradient norm
     // inf". Empty if both were finite.
     const std::string& not_finite() const { return not_finite_; }
+    bool stops() const { return stops_; }  // a rank was asked to stop; all ranks see it alike
 
     std::vector<Hooks*> watch = {};  // the laboratory's hooks, which change no number
     std::function<void(double loss, double squared_norm)> on_finish = {};
+    const Tensor* norm_votes = nullptr;  // Updater::votes()
 
 private:
     int64_t first_sample_of(int64_t m) const {
@@ -105,6 +111,7 @@ private:
     DataSlice slice_;
     int64_t first_sample_, counted_ = 0;
     std::string not_finite_;
+    bool stops_ = false;
     ExplainHooks explain_;
     HookList hooks_;
 };

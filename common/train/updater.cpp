@@ -1,7 +1,9 @@
 #include "updater.h"
 
+#include "core/ops.h"
 #include "gradients.h"
 #include "step.h"
+#include "stop.h"
 
 namespace ultrascale {
 
@@ -12,10 +14,17 @@ Tensor Updater::own_squared_norm() {
 }
 
 Tensor Updater::squared_norm() {
-    const Tensor sum = own_squared_norm();
-    if (const Communicator* ranks = norm_group())
-        phase("gradient norm", [&] { ranks->all_reduce(sum); });
-    return sum;
+    const Tensor own = own_squared_norm();
+    const Communicator* const ranks = norm_group();
+    if (!ranks) return own;
+    const Tensor sums = Tensor::zeros({2}, DType::fp64, Memory::workspace);
+    phase("gradient norm", [&] {
+        ops::copy(sums.slice(0, 1), own);
+        votes_ = sums.slice(1, 2);
+        if (stop_signal() != 0) ops::fill(votes_, 1);
+        ranks->all_reduce(sums);
+    });
+    return sums.slice(0, 1);
 }
 
 void Updater::step(double lr, const Tensor& squared_norm) {

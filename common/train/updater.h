@@ -35,6 +35,9 @@ public:
     // Updates the weights at this learning rate, from the gradient clipped by its norm.
     void step(double lr, const Tensor& squared_norm);
     virtual void finish() {}  // waits for unfinished work, before other code reads parameters
+    // (1) fp64: how many of the ranks that have summed the norm were asked to stop (stop.h). Empty
+    // if no ranks sum it.
+    const Tensor& votes() const { return votes_; }
 
     // The parts that this rank holds, for verification and for saving.
     virtual std::vector<TensorPart> gradients() = 0;
@@ -50,6 +53,9 @@ protected:
     Tensor own_squared_norm();  // this rank's part, which it computes alone; calls on_gradient
     virtual Tensor sum_squares() = 0;
     virtual const Communicator* norm_group() const { return nullptr; }  // whose parts are added
+
+private:
+    Tensor votes_;
 };
 
 // AdamW on all parameters that this rank holds. It learns from the parameters' descriptions which

@@ -113,7 +113,7 @@ TEST(Run, SavesNoWeightsThatAreNotFinite) {
     training.train(*training.run.next());
     Step* const second = training.run.next();
     ops::fill((*training.model.parameters().begin())->value, INFINITY);
-    second->finish(1, 1);
+    second->finish(1, 1, 0);
     try {
         training.run.next();
         ADD_FAILURE() << "went on";
@@ -136,10 +136,10 @@ TEST(Run, GoesOnAfterASkippedStep) {
     training.run.start(training_setup(training.model, training.optimizer));
     Step* const first = training.run.next();
     first->skipped = true;
-    first->finish(INFINITY, NAN);
+    first->finish(INFINITY, NAN, 0);
     Step* const second = training.run.next();
     ASSERT_NE(second, nullptr);
-    second->finish(1, NAN);
+    second->finish(1, NAN, 0);
     EXPECT_EQ(second->not_finite(), "gradient norm nan");
     EXPECT_THROW(training.run.next(), UserError);
     testing::internal::GetCapturedStdout();

@@ -117,13 +117,14 @@ bool run_and_print(const std::function<bool()>& program) {
 // Ends a program that has thrown the error. Returns its exit code.
 int end_after(const UserError& error) {
     const int code = int(error.exit_code);
+    const char* const kind = error.exit_code == Exit::stopped ? "stopped" : "error";
     std::fflush(stdout);
     if (!all_ranks_arrive(5)) {
         // The other ranks had no error and wait for this one in a call that it will never make.
-        fmt::print(stderr, "error: {}{}\n", rank_prefix(), error.what());
+        fmt::print(stderr, "{}: {}{}\n", kind, rank_prefix(), error.what());
         abort_all_ranks(code);
     }
-    if (Communicator::world().rank() == 0) fmt::print(stderr, "error: {}\n", error.what());
+    if (Communicator::world().rank() == 0) fmt::print(stderr, "{}: {}\n", kind, error.what());
     if (communication_is_abandoned()) abort_all_ranks(code);
     finalize_communication();
     return code;

@@ -19,6 +19,8 @@ struct Options {
     int64_t steps = 40, seq = 0, micro_batch = 8, grad_accum = 1;
     int64_t val_every = 100;  // steps
     int64_t save_every = 0;   // steps; 0: only at the end
+    bool resume = false;      // from `save`, if there is something to resume
+    int64_t until_step = 0;   // of the whole run, resumed or not; 0: `steps` of this program
     OptimizerOptions optimizer;
     uint64_t seed = 1;
     bool shuffle = false;
@@ -72,8 +74,8 @@ inline const std::vector<std::string> training_outputs{"--save",      "--trace",
                                                        "--log-every", "--report"};
 // The options that decide how a run proceeds, not what a rank holds and sends in a step.
 inline const std::vector<std::string> training_course{
-    "--save-every", "--val-every",    "--prompt", "--temperature", "--data",
-    "--steps",      "--lr-steps",     "--warmup", "--seed",        "--shuffle",
+    "--save-every", "--val-every",    "--prompt", "--temperature", "--data",        "--steps",
+    "--lr-steps",   "--warmup",       "--seed",   "--shuffle",     "--until-step",  "--resume",
     "--verify",     "--ignore-token", "--svg",    "--peak-tflops", "--copy-engines"};
 inline std::vector<std::string> both(std::vector<std::string> names,
                                      const std::vector<std::string>& more) {

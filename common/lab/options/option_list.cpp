@@ -24,6 +24,7 @@ Exit codes:
   4   a rank died, or a link between ranks failed
   5   a loss, a gradient norm or weights are not finite
   6   --plan found no layout that divides the model and fits
+  85  SIGTERM or SIGUSR1 stopped the run; what --save has written resumes
 )";
 
 // Whether the text is a plain decimal int64_t: CLI11 would read 010 as 8.

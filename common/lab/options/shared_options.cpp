@@ -18,7 +18,8 @@ namespace ultrascale {
 
 void add_shared_options(OptionList& options, Options& o) {
     options.add("--model", o.model, "Preset, or a directory with a config.json")
-        .only_if([&o] { return o.load.empty(); }, "the model is the one in --load's directory")
+        .only_if([&o] { return o.load.empty() || o.resume; },
+                 "the model is the one in --load's directory")
         .show_default();
     options.add("--layers", o.layers, "Override the model's depth").at_least(1);
     options.add("--load", o.load,
@@ -31,6 +32,11 @@ void add_shared_options(OptionList& options, Options& o) {
              "are kept")
         .at_least(1)
         .needs(save);
+    options
+        .flag("--resume", o.resume,
+              "Go on with the run in --save's directory; start a new one if there is none")
+        .needs(save)
+        .excludes({"--load"});
     options.add(
         "--data", o.data,
         "Text file (each byte is a token) or .bin file (uint16 tokens; uint32 for a vocabulary "
@@ -44,6 +50,11 @@ void add_shared_options(OptionList& options, Options& o) {
         .needs(val_data)
         .show_default();
     options.add("--steps", o.steps, "Optimizer steps").at_least(0).show_default();
+    options
+        .add("--until-step", o.until_step,
+             "Train until this step of the whole run, however often it has been resumed")
+        .at_least(1)
+        .excludes({"--steps"});
     options
         .add("--seq", o.seq, "Sequence length in tokens. Default: the preset's, or a resumed run's")
         .at_least(1);
@@ -177,11 +188,12 @@ void add_shared_options(OptionList& options, Options& o) {
 
 // folder_to_load() as rank 0 sees it: another rank's view of a file that is being replaced may be
 // older. All ranks call it.
-static std::string folder_for_all_ranks(const std::string& dir) {
+static std::string folder_for_all_ranks(const Options& o) {
     const Communicator& world = Communicator::world();
     std::string folder;
     check_on_all_ranks([&] {
-        if (world.rank() == 0) folder = folder_to_load(dir);
+        if (world.rank() == 0) folder = folder_to_load(o.resume ? o.save : o.load);
+        if (o.resume && !has_training_state(folder)) folder = "";  // nothing to resume yet
     });
     return world.broadcast_string(folder, 0);
 }
@@ -189,12 +201,19 @@ static std::string folder_for_all_ranks(const std::string& dir) {
 // A run that resumes the run in --load takes over its recorded options. (A batch is given as a
 // whole.)
 static void resume_options(OptionList& options, Options& o) {
-    if (!o.load.empty()) o.load = folder_for_all_ranks(o.load);
+    if (o.until_step > 0) o.steps = o.until_step;
+    if (o.resume || !o.load.empty()) o.load = folder_for_all_ranks(o);
     check_same_on_all_hosts({this_program, o.model, o.load});
     if (o.load.empty()) return;
     o.own_head = has_own_head(o.load);
     if (!has_training_state(o.load)) return;
     const TrainingState state = load_training_state(o.load);
+    if (o.until_step > 0) {
+        o.steps = std::max<int64_t>(o.until_step - state.step, 0);
+        if (o.steps == 0)
+            o.notes.push_back(fmt::format("the run in {} has done {} already", o.load,
+                                          format_count(state.step, "step")));
+    }
     OptionTexts recorded = state.options;
     if (recorded.empty()) return;  // nothing was recorded
     if (options.given("--micro-batch") || options.given("--grad-accum"))

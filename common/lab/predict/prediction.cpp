@@ -52,7 +52,7 @@ void PredictedCommunication::add(const Group& group, Collective kind, const Kind
 }
 
 void PredictedCommunication::add_scalar_sum(const Group& group) {
-    if (group.ranks > 1) add(group, Collective::all_reduce, 1, sizeof(double));
+    if (group.ranks > 1) add(group, Collective::all_reduce, 1, 2 * sizeof(double));
 }
 
 Kind PredictedCommunication::of(Collective kind) const {

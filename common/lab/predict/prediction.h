@@ -72,8 +72,8 @@ struct PredictedCommunication {
     // `calls` calls on tensors of `bytes` in total, of a kind without a root.
     void add(const Group& group, Collective kind, int64_t calls, int64_t bytes);
     void add(const Group& group, Collective kind, const Kind& more);
-    // The sum of one fp64 number over the group, as of the loss (Step::sum_loss) or of a squared
-    // norm. A rank that is alone calls nothing.
+    // The sum over the group of the loss (Step::sum_loss) or of a squared norm, and of the votes to
+    // stop beside it: two fp64 numbers. A rank that is alone calls nothing.
     void add_scalar_sum(const Group& group);
     Kind of(Collective kind) const;  // of all groups together
     PredictedCommunication times(int64_t n) const;
