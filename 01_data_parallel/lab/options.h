@@ -116,8 +116,7 @@ struct Chapter {
     // With --no-sync off gradients are all-reduced after each micro-batch, and the results added
     // up.
     bool every_time(const Options& options) const { return !no_sync && options.grad_accum > 1; }
-    // Also sets sync.nodes: to the nodes that --node-size pretends; else, with --sync hierarchical,
-    // to the machines.
+    // Also sets sync.nodes: to simulated nodes, or the machines.
     void check_and_find_nodes(const Options& options, const Communicator& world) {
         if (sync.kind == SyncKind::diloco && options.save_every > 0)
             user_error(
@@ -130,15 +129,13 @@ struct Chapter {
             user_error("--svg has no effect: pictures are of --compare and of --demo collectives");
         if (!options.svg.empty() && (world.size() < 2 || (!compare && world.size() > 8)))
             user_error("--svg: the pictures are of 2 ranks or more, the ring's of at most 8");
-        if (options.node_size > 0) sync.nodes = {.ranks = options.node_size};
-        if (sync.kind != SyncKind::hierarchical || options.node_size > 0) return;
-        sync.nodes = current_nodes();
-        for (int node = 0; node <= std::ranges::max(sync.nodes.placed); ++node)
-            if (const auto ranks = std::ranges::count(sync.nodes.placed, node);
-                ranks != sync.nodes.ranks)
-                user_error(
-                    "--sync hierarchical: there are nodes of {} and of {} ranks; all must be equal",
-                    sync.nodes.ranks, ranks);
+        if (options.node_size > 0)
+            sync.nodes = {.ranks = options.node_size};
+        else if (sync.kind == SyncKind::hierarchical)
+            sync.nodes = machines();
+        if (!sync.nodes.all_equal())
+            user_error("--sync hierarchical: the nodes have different numbers of ranks, at most {}",
+                       sync.nodes.ranks);
     }
     int64_t largest_bytes() const {  // of --demo bandwidth and latency
         const double mib = largest_mib > 0 ? largest_mib : device_is_gpu() ? 1024 : 16;

@@ -135,9 +135,11 @@ inline void report_experts(Report& report, const Options& options, const StepSha
     if (o.node_size > 0) {
         const double between = seen.statistics().between_nodes() / steps,
                      inside = seen.statistics().inside_nodes() / steps;
-        print(fmt::format("  of which between nodes {} ({:.1f} ms at {:g} Gbit/s), inside {}",
-                          format_bytes(between), between * 8e-6 / options.inter_gbps,
-                          options.inter_gbps, format_bytes(inside)));
+        const double rate = options.inter_gbps;
+        print(fmt::format(
+            "  of which between nodes {}{}, inside {}", format_bytes(between),
+            rate > 0 ? fmt::format(" ({:.1f} ms at {:g} Gbit/s)", between * 8e-6 / rate, rate) : "",
+            format_bytes(inside)));
         report.value("all_to_all", "between_nodes", between);
         report.value("all_to_all", "inside_nodes", inside);
     }

@@ -50,7 +50,7 @@ public:
                  "crosses the network once a node")
             .at_least(1)
             .only_if([&] { return shared.node_size > 0; },
-                     "there are no nodes; simulate some with --node-size and --inter-gbps");
+                     "there is one node; simulate some with --node-size and --inter-gbps");
         options.choice(prefix + "overlap", experts_.overlap,
                        {{"none", ExpertOverlap::none},
                         {"gradients", ExpertOverlap::gradients},

@@ -14,7 +14,7 @@ inline Hardware asked_hardware(const PlannerOptions& planner, const Options& opt
     Hardware h = named.in(options.dtype);
     if (options.device_memory_gib > 0)
         h.memory = options.device_memory_gib * double(int64_t(1) << 30) / PlanFor::share_of_tensors;
-    if (options.node_size == 0) return h;
+    if (options.inter_gbps == 0) return h;
     h.nodes.ranks = h.nodes.cards = options.node_size;
     const double rate = options.inter_gbps * 1e9 / 8;
     const bool measured = named.fp32_peak == 0;  // no preset

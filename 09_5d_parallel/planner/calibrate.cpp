@@ -11,7 +11,7 @@ bool write_calibration(const PlannerOptions& given, const Options& options,
     const Communicator& world = Communicator::world();
     AtomicFile(given.calibrate);    // fails now rather than after seconds of measuring
     if (!device_is_gpu()) train();  // before links are slow: only its memory counts
-    if (options.node_size > 0) pretend_nodes(options.node_size, options.inter_gbps);
+    if (options.inter_gbps > 0) pretend_nodes(options.node_size, options.inter_gbps);
     Hardware h = Calibration(options.dtype).measure();
     h.process = largest_of_ranks(world, process_besides_tensors());
     print(fmt::format("{} in {}, measured at the same time", format_count(world.size(), "rank"),

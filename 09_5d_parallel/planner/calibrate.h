@@ -52,9 +52,7 @@ public:
     // size.
     Hardware measure() const {
         const Nodes nodes = current_nodes();
-        if (world_.size() % nodes.ranks != 0 || std::ranges::any_of(nodes.placed, [&](int node) {
-                return std::ranges::count(nodes.placed, node) != nodes.ranks;
-            }))
+        if (!nodes.all_equal())
             user_error("--calibrate: {} on nodes of at most {}: all nodes must have as many",
                        format_count(world_.size(), "rank"), nodes.ranks);
         Hardware h{.name = "this", .dtype = dtype_, .memory = double(memory_limit())};

@@ -254,8 +254,10 @@ bool on_all_ranks(const Communicator& ranks, bool ok);
 
 // For a program's end after an error. all_ranks_arrive: whether all ranks call it within `seconds`;
 // it never hangs. rank_prefix: "rank 1: " for a message from one of several ranks; empty with a
-// single rank, or before world() was called.
+// single rank, or before world() was called. rank_name: "rank 1", or "rank 1 on HOST" if the ranks
+// are on several machines.
 bool all_ranks_arrive(double seconds);
+std::string rank_name(int rank);
 std::string rank_prefix();
 
 // Sets how long a call in a group of imagined ranks lasts. The function is given the group's name,
@@ -277,6 +279,10 @@ void pretend_nodes(int ranks_per_node, double gbit_per_second);
 // wait long for each other, as in a pipeline: threads that spin keep the awaited rank from
 // computing.
 void let_waits_sleep(double seconds);
+// From now until the next call, a wait for other ranks that lasts longer than `seconds` (0: none
+// does) ends the job with Exit::peer. Each rank that waits says for whom, and in which call. (With
+// NCCL the host does not see which call waits: there the time since limit_waits() counts.)
+void limit_waits(double seconds);
 // Whether copy engines may be used for communication (CUDA; true by default). All ranks call it
 // before the first communication.
 void use_copy_engines(bool use);

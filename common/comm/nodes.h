@@ -17,12 +17,16 @@
 //                                     a node sends to another node, by its own card alone
 //
 // pretend_nodes(), --calibrate and the planner all use these formulas.
+//
+// Ranks of a node are always neighbours: however the launcher has placed them, Communicator::world()
+// numbers them node by node.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "comm.h"
@@ -47,7 +51,8 @@ struct Nodes {
     int ranks = 0;  // of a node, at most; 0: all ranks are on one
     int cards = 0;  // network cards of a node; 0: one for each rank
     Crossing crossing = Crossing::exchange;
-    std::vector<int> placed = {};  // the node of each rank; empty: neighbours, `ranks` a node
+    std::vector<int> placed = {};         // the node of each rank; empty: `ranks` a node
+    std::vector<std::string> names = {};  // of the nodes; empty: simulated ones have none
 
     int node_of(int rank) const {
         return !placed.empty() ? placed[size_t(rank)] : ranks > 0 ? rank / ranks : 0;
@@ -59,6 +64,10 @@ struct Nodes {
     }
     bool between(int a, int b) const { return node_of(a) != node_of(b); }
     int cards_of_node() const { return cards > 0 ? cards : ranks; }
+    bool all_equal() const {
+        return std::ranges::all_of(
+            placed, [this](int node) { return std::ranges::count(placed, node) == ranks; });
+    }
 
     // The spread of a group along an axis of a layout: n ranks, `stride` apart. It is one of many
     // such groups that fill all nodes together, and neighbouring ranks share a node. The result
@@ -90,8 +99,12 @@ inline double bytes_over_card(Collective kind, double S, const Spread& group, Cr
     }
 }
 
-// The current nodes: simulated ones (pretend_nodes()), or the machines of all ranks. All ranks of
-// world() call it.
+// The machines of world()'s ranks, with their hosts' names. Never waits.
+const Nodes& machines();
+// Whether this rank's group of this name has ranks on several of the nodes.
+bool spans_nodes(const std::string& group, const Nodes& nodes);
+// The current nodes: simulated ones (pretend_nodes()), or the machines. All ranks of world() call
+// it, because `crossing` depends on how they can communicate.
 Nodes current_nodes();
 
 }  // namespace ultrascale

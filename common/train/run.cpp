@@ -88,6 +88,7 @@ void Run::start(TrainingSetup what) {
         // --verify compares the first gradient that has not overflowed.
         if (verifier_ && !gradient_seen_ && !updater.overflowed()) {
             gradient_seen_ = true;
+            limit_waits(0);  // rank 0 compares
             phase("verification", [&] { verifier_->gradient(updater.gradients()); });
         }
         explain("global gradient norm, clip, AdamW");
@@ -114,6 +115,10 @@ Step* Run::next() {
     step.learning_rate = learning_rate_of(options_, first_step_, index);
     step.watch = what_.watch;
     step.norm_votes = &what_.updater->votes();
+    // A slow step is no hang: neither the first one, nor one three times as long as an earlier one.
+    const double limit =
+        std::max(options_.hang_seconds * (begun_ == 0 ? 10 : 1), 3 * longest_step_);
+    limit_waits(options_.hang_seconds > 0 ? limit : 0);
     step.on_finish = [this, &begun](double loss, double squared) {
         end_step(*begun, loss, squared);
     };
@@ -126,6 +131,7 @@ Step* Run::next() {
 
 void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     const Step& step = begun.step;
+    limit_waits(0);  // what follows may keep one rank busy
     explain_enable(false);
     if (what_.step_done) what_.step_done(step, squared_norm);
     if (begun_ - done_ == 1) span_.reset();
@@ -136,6 +142,7 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     const double now = now_seconds(), since = std::max(begun.at, std::exchange(finished_at_, now));
     StepRecord record{state_.step,        loss,        std::sqrt(squared_norm),
                       step.learning_rate, now - since, tokens};
+    longest_step_ = std::max(longest_step_, now - since);
     const bool last = done_ + 1 == options_.steps;
     record.note = step.skipped ? "overflow: skipped" : step.note;
     if (!what_.imagined) not_finite_ = step.not_finite();
@@ -221,7 +228,7 @@ bool Run::finish(const std::function<bool(Report&)>& sections) {
 }
 
 void slow_down(const Options& options) {
-    if (options.node_size == 0) return;
+    if (options.inter_gbps == 0) return;  // machines need no simulation
     print(fmt::format("  nodes   {} of {}, simulated: {:.4g} Gbit/s for each rank's network card",
                       Communicator::world().size() / options.node_size,
                       format_count(options.node_size, "rank"), options.inter_gbps));

@@ -120,6 +120,7 @@ private:
     bool gradient_seen_ = false;          // verify has compared the first gradient
     std::string not_finite_ = {};         // names what was not finite after the last finished step
     bool asked_ = false, stops_ = false;  // to stop; now it does
+    double longest_step_ = 0;             // in seconds
     double finished_at_ = 0;              // when the last finished step ended, in seconds
     TrainingSetup what_;
     std::optional<Report> report_;

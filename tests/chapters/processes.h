@@ -28,6 +28,15 @@ public:
         }
         return found;
     }
+    // Those that run the program at this path, in the order of their numbers.
+    std::vector<pid_t> running(const std::string& program) const {
+        std::vector<pid_t> found;
+        std::error_code ignored;
+        for (const auto& [pid, command] : all())
+            if (std::filesystem::equivalent(fmt::format("/proc/{}/exe", pid), program, ignored))
+                found.push_back(pid);
+        return found;
+    }
     void kill_all() const {
         for (const auto& [pid, command] : all()) kill(pid, SIGKILL);
     }

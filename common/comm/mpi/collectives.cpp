@@ -174,6 +174,7 @@ void plan_reduction(Operation& x, int rank, int size) {
 }
 
 void run_over_mpi(const Operation& x, Exchange& exchange) {
+    exchange.set_name(collective_names[size_t(x.kind)]);
     switch (x.kind) {
         case Collective::all_reduce:
         case Collective::reduce: return reduce_to(x, exchange);

@@ -16,6 +16,9 @@
 
 namespace ultrascale {
 
+// MPI's number of a rank of world().
+int mpi_rank(int world_rank);
+
 // A group of ranks. We do not use MPI's groups: all messages travel in MPI_COMM_WORLD, and each
 // group has its own range of tags. (MPI_Comm_split spins, like every blocking call: it takes 100 ms
 // for 8 ranks on 2 cores with MPICH 4.0.2; ours takes 0.05.)
@@ -96,6 +99,8 @@ public:
     Exchange(const Communicator::Impl& group, int tag) : group_(&group), tag_(tag) {}
     int rank() const { return group_->rank; }
     int size() const { return group_->size(); }
+    // The call's name in the message after a wait that lasts too long (limit_waits()).
+    void set_name(const char* name) { name_ = name; }
 
     void send(const void* data, int64_t bytes, int peer) { send(data, bytes, peer, tag_); }
     void recv(void* data, int64_t bytes, int peer) { recv(data, bytes, peer, tag_); }
@@ -112,8 +117,10 @@ public:
 private:
     const Communicator::Impl* group_;
     int tag_;  // the call's
+    const char* name_ = "a message between hosts";
     std::vector<MPI_Request> requests_;
     std::vector<int> expected_;  // bytes of a receive; -1: a send
+    std::vector<int> peers_;     // of the requests, in world()
     std::vector<MPI_Status> statuses_;
 
     struct SlowMessage {
@@ -127,6 +134,7 @@ private:
     bool arrived();  // MPI has completed all requests
     [[noreturn]] void end_after_errors() const;
     void check_sizes();
+    [[noreturn]] void end_after_long_wait(double seconds);
 };
 
 // Returns every rank's value, in rank order. Runs between hosts; all ranks of the group call it.
@@ -142,10 +150,12 @@ std::vector<T> tell_all(Communicator::Impl& group, const T& mine) {
     return all;
 }
 
-// From now on, if this process ends in any way before stop_watching(), a line on stderr names this
-// rank. Errors of MPI end the job as end_after_mpi_error() does: a wrong call counts as a bug, any
+// How long the limit of limit_waits() is exceeded, counted from that call; 0: it is not.
+double seconds_over_limit();
+
+// From now on, if this process ends in any way before stop_watching(), a line on stderr names it. Errors of MPI end the job as end_after_mpi_error() does: a wrong call counts as a bug, any
 // other error as a lost peer or link (error.h: Exit).
-void watch_this_rank(int rank);
+void watch_this_rank(const std::string& rank);  // "rank 2"
 void stop_watching();
 [[noreturn]] void end_after_mpi_error(int code);
 

@@ -3,11 +3,13 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <thread>
 #include <utility>
 
 #include "comm/comm_transport.h"
+#include "comm/nodes.h"
 
 namespace ultrascale {
 
@@ -18,6 +20,12 @@ static bool mpi_is_running() {
     return initialized && !finalized;
 }
 
+// Of the groups that this rank is in, the latest of each name.
+static std::map<std::string, std::vector<int>>& members_by_name() {
+    static auto& members = *new std::map<std::string, std::vector<int>>;
+    return members;
+}
+
 Communicator::Impl::Impl(std::string name, std::vector<int> world_ranks, int rank, int number)
     : name(std::move(name)),
       world_ranks(std::move(world_ranks)),
@@ -26,6 +34,14 @@ Communicator::Impl::Impl(std::string name, std::vector<int> world_ranks, int ran
       sends(size()),
       receives(size()) {
     check(number < 0 || number < groups(), "too many groups were made: MPI has no tags left");
+    if (number >= 0) members_by_name()[this->name] = this->world_ranks;
+}
+
+bool spans_nodes(const std::string& group, const Nodes& nodes) {
+    const auto found = members_by_name().find(group);
+    if (found == members_by_name().end()) return false;
+    const std::vector<int>& ranks = found->second;
+    return std::ranges::any_of(ranks, [&](int r) { return nodes.between(r, ranks[0]); });
 }
 
 // MPI guarantees 32768 tags, which suffice for 64 groups, each with 256 concurrent calls of a kind.
@@ -49,27 +65,60 @@ int Communicator::Impl::tag(int half, uint64_t call) const {
     return number * group_tags() + half * calls + int(call % calls);
 }
 
-static int world_size = 1, world_rank = 0, node_ranks = 1, node_rank = 0;
+static int world_size = 1, world_rank = 0;
+static std::vector<int> mpi_ranks = {0};  // by our number
+static Nodes all_machines{.ranks = 1, .placed = {0}, .names = {""}};
 static Communicator::Impl* arrivals =
     nullptr;  // all ranks again: when one rank arrives, others may be in any call on world
 static int next_group = 0;  // the lowest group number that is new to this rank
+
+// Finds the machines of all ranks, and numbers the ranks machine by machine. A launcher may place
+// them one after the other on different machines (srun --distribution=cyclic), but neighbours, such
+// as the ranks of tensor parallelism, should share one. Rank 0 stays rank 0.
+static void find_machines() {
+    struct Rank {
+        int first;  // MPI's number of the first rank on its machine
+        char host[MPI_MAX_PROCESSOR_NAME];
+    };
+    int mpi_rank = 0, length = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+    Rank mine{.first = mpi_rank, .host = {}};
+    MPI_Get_processor_name(mine.host, &length);
+    MPI_Comm machine;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &machine);
+    MPI_Bcast(&mine.first, 1, MPI_INT, 0, machine);
+    MPI_Comm_free(&machine);
+    std::vector<Rank> ranks(static_cast<size_t>(world_size));
+    MPI_Allgather(&mine, sizeof mine, MPI_BYTE, ranks.data(), sizeof mine, MPI_BYTE,
+                  MPI_COMM_WORLD);
+    std::vector<int> order(ranks.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, {}, [&](int r) { return ranks[size_t(r)].first; });
+    all_machines = {};
+    for (const int r : order) {
+        if (ranks[size_t(r)].first == r) all_machines.names.emplace_back(ranks[size_t(r)].host);
+        all_machines.placed.push_back(int(all_machines.names.size()) - 1);
+    }
+    for (const int node : all_machines.placed)
+        all_machines.ranks =
+            std::max(all_machines.ranks, int(std::ranges::count(all_machines.placed, node)));
+    world_rank = int(std::ranges::find(order, mpi_rank) - order.begin());
+    mpi_ranks = std::move(order);
+}
+const Nodes& machines() { return all_machines; }
+int mpi_rank(int world_rank) { return mpi_ranks[size_t(world_rank)]; }
 
 Communicator& Communicator::world() {
     static Communicator& world = *[] {
         int provided = 0;
         MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
-        MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-        MPI_Comm_size(MPI_COMM_WORLD, &world_size);
         check(provided == MPI_THREAD_MULTIPLE, "this MPI does not let several threads communicate");
         trace_complete_with(resolve_communication_times);
-        if (world_size > 1) watch_this_rank(world_rank);
-        MPI_Comm node;
-        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
-        MPI_Comm_size(node, &node_ranks);
-        MPI_Comm_rank(node, &node_rank);
-        MPI_Comm_free(&node);
-        std::vector<int> all(world_size);
+        find_machines();
+        std::vector<int> all(static_cast<size_t>(world_size));
         std::iota(all.begin(), all.end(), 0);
+        if (world_size > 1) watch_this_rank(rank_name(world_rank));
         auto* communicator =
             new Communicator(std::make_shared<Impl>("world", all, world_rank, next_group++));
         arrivals = new Impl("arrivals", all, world_rank, next_group++);
@@ -152,11 +201,16 @@ int Communicator::rank() const { return impl_->rank; }
 int Communicator::size() const { return impl_->size(); }
 const std::string& Communicator::name() const { return impl_->name; }
 
-std::string rank_prefix() {
-    return world_size > 1 ? "rank " + std::to_string(world_rank) + ": " : "";
+std::string rank_name(int rank) {
+    const Nodes& nodes = all_machines;
+    return "rank " + std::to_string(rank) +
+           (nodes.names.size() > 1 ? " on " + nodes.names[size_t(nodes.node_of(rank))] : "");
 }
-int ranks_on_this_node() { return node_ranks; }
-int rank_on_this_node() { return node_rank; }
+std::string rank_prefix() { return world_size > 1 ? rank_name(world_rank) + ": " : ""; }
+int ranks_on_this_node() {
+    return int(std::ranges::count(all_machines.placed, all_machines.node_of(world_rank)));
+}
+int rank_on_this_node() { return all_machines.index_in_node(world_rank); }
 
 bool all_ranks_arrive(double seconds) {
     Communicator::world();

@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <set>
 #include <thread>
 
+#include "core/error.h"
 #include "slow_links.h"
 
 namespace ultrascale {
@@ -25,46 +28,79 @@ void Exchange::send(const void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
         int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
         MPI_Isend(static_cast<const char*>(data) + begin, piece, MPI_BYTE,
-                  group_->world_ranks[peer], tag, MPI_COMM_WORLD, &requests_.emplace_back());
-        expected_.push_back(-1);
+                  mpi_rank(group_->world_ranks[peer]), tag, MPI_COMM_WORLD,
+                  &requests_.emplace_back());
+        expected_.push_back(-1), peers_.push_back(group_->world_ranks[peer]);
     }
     if (slow_links().between(group_->world_ranks[peer], group_->world_ranks[rank()]) && bytes > 0) {
         bytes_between_nodes() += bytes;
         SlowMessage& slow = slow_.emplace_back(bytes, false, send_over_slow_link(bytes, set_out_));
-        MPI_Isend(&slow.trip, sizeof slow.trip, MPI_BYTE, group_->world_ranks[peer], tag,
+        MPI_Isend(&slow.trip, sizeof slow.trip, MPI_BYTE, mpi_rank(group_->world_ranks[peer]), tag,
                   MPI_COMM_WORLD, &requests_.emplace_back());
-        expected_.push_back(-1);
+        expected_.push_back(-1), peers_.push_back(group_->world_ranks[peer]);
     }
 }
 
 void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
     for (int64_t begin = 0; begin < bytes; begin += communication_settings().piece_bytes) {
         int piece = int(std::min(communication_settings().piece_bytes, bytes - begin));
-        MPI_Irecv(static_cast<char*>(data) + begin, piece, MPI_BYTE, group_->world_ranks[peer], tag,
-                  MPI_COMM_WORLD, &requests_.emplace_back());
-        expected_.push_back(piece);
+        MPI_Irecv(static_cast<char*>(data) + begin, piece, MPI_BYTE,
+                  mpi_rank(group_->world_ranks[peer]), tag, MPI_COMM_WORLD,
+                  &requests_.emplace_back());
+        expected_.push_back(piece), peers_.push_back(group_->world_ranks[peer]);
     }
     if (slow_links().between(group_->world_ranks[peer], group_->world_ranks[rank()]) && bytes > 0) {
         SlowMessage& slow = slow_.emplace_back(bytes, true, SlowTrip{});
-        MPI_Irecv(&slow.trip, sizeof slow.trip, MPI_BYTE, group_->world_ranks[peer], tag,
+        MPI_Irecv(&slow.trip, sizeof slow.trip, MPI_BYTE, mpi_rank(group_->world_ranks[peer]), tag,
                   MPI_COMM_WORLD, &requests_.emplace_back());
-        expected_.push_back(sizeof slow.trip);
+        expected_.push_back(sizeof slow.trip), peers_.push_back(group_->world_ranks[peer]);
     }
 }
 
 static std::atomic<double> seconds_asleep = 0;  // between two checks
 void let_waits_sleep(double seconds) { seconds_asleep = seconds; }
 
+static std::atomic<double> longest_wait = 0, limited_at = 0;
+void limit_waits(double seconds) { limited_at = machine_seconds(), longest_wait = seconds; }
+double seconds_over_limit() {
+    const double limit = longest_wait;
+    return limit > 0 ? std::max(0.0, machine_seconds() - limited_at - limit) : 0;
+}
+
 void Exchange::wait() {
-    const double since = seconds_asleep > 0 ? machine_seconds() : 0;
+    const double since = machine_seconds();
     while (!arrived()) {
         check_not_abandoned();
-        if (since > 0 && machine_seconds() - since > 2e-4)
+        const double waited = machine_seconds() - since;
+        if (const double limit = longest_wait; limit > 0 && waited > limit)
+            end_after_long_wait(waited);
+        if (seconds_asleep > 0 && waited > 2e-4)
             std::this_thread::sleep_for(std::chrono::duration<double>(seconds_asleep));
         else
             sched_yield();
     }
     if (slow_until_ > 0) sleep_until(slow_until_);
+}
+
+// A rank that waits for others may be waited for itself. All of them print their line before the
+// first one ends the job; the culprit is the rank that prints none, or whose host is unreachable.
+void Exchange::end_after_long_wait(double seconds) {
+    std::set<int> senders, receivers;  // that are missing
+    for (size_t i = 0; i < requests_.size(); ++i) {
+        int done = 0;
+        MPI_Request_get_status(requests_[i], &done, MPI_STATUS_IGNORE);
+        if (!done) (expected_[i] < 0 ? receivers : senders).insert(peers_[i]);
+    }
+    std::string names;
+    for (const int rank : senders.empty() ? receivers : senders)
+        names += (names.empty() ? "" : ", ") + rank_name(rank);
+    fmt::print(stderr,
+               "error: {}has waited {:.0f} s for {} in {} of group {}; the job ends "
+               "(--hang-seconds)\n",
+               rank_prefix(), seconds, names, name_, group_->name);
+    std::fflush(stderr);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    abort_all_ranks(int(Exit::peer));
 }
 
 bool Exchange::done() {
@@ -106,6 +142,7 @@ void Exchange::check_sizes() {
     }
     requests_.clear();
     expected_.clear();
+    peers_.clear();
 }
 
 // ---- reductions ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <mutex>
 #include <thread>
 
@@ -34,20 +33,8 @@ Nodes current_nodes() {
         nodes.crossing = exchange ? Crossing::exchange : Crossing::ring;
         return nodes;
     }
-    MPI_Comm shared;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &shared);
-    int first = world.rank();
-    MPI_Bcast(&first, 1, MPI_INT, 0, shared);
-    MPI_Comm_free(&shared);
-    Nodes nodes{.crossing = exchange ? Crossing::exchange : Crossing::rings};
-    std::map<std::string, int> found;
-    std::vector<int> sizes;
-    for (const std::string& first_on_node : world.gather_strings(std::to_string(first))) {
-        const auto [node, is_new] = found.emplace(first_on_node, int(sizes.size()));
-        if (is_new) sizes.push_back(0);
-        nodes.placed.push_back(node->second), ++sizes[size_t(node->second)];
-    }
-    nodes.ranks = std::ranges::max(sizes);
+    Nodes nodes = machines();
+    nodes.crossing = exchange ? Crossing::exchange : Crossing::rings;
     return nodes;
 }
 

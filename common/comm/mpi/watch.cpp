@@ -62,7 +62,7 @@ static void on_mpi_error(MPI_Comm*, int* code, ...) {
     if (error_class != MPI_ERR_IN_STATUS) end_after_mpi_error(*code);
 }  // else Exchange looks which message failed
 
-void watch_this_rank(int rank) {
+void watch_this_rank(const std::string& rank) {
     MPI_Errhandler handler;
     MPI_Comm_create_errhandler(on_mpi_error, &handler);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
@@ -72,14 +72,13 @@ void watch_this_rank(int rank) {
     sigaction(SIGABRT, &action, nullptr);
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return;  // a job without watchers works too
-    std::string text = "rank " + std::to_string(rank) + " (pid " + std::to_string(getpid()) +
-                       ") died; the job ends";
+    std::string text = rank + " (pid " + std::to_string(getpid()) + ") died; the job ends";
     // The connection to the launcher gets a number of one digit: shells redirect only to
     // descriptors of one digit. As in abort_all_ranks(), the launcher is given time to read the
     // line.
     constexpr int to_launcher = 3;
     const char* const pmi = std::getenv("PMI_FD");
-    std::string script = "read -r _ || { echo \"$0\" >&2";
+    std::string script = "trap '' TERM USR1; read -r _ || { echo \"$0\" >&2";
     if (pmi)
         script += fmt::format("; sleep 0.2; echo cmd=abort exitcode={} >&{}", int(Exit::peer),
                               to_launcher);

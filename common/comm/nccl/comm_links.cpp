@@ -65,6 +65,11 @@ private:
                     abort_all_ranks(error);
                 }
             }
+            if (const double over = seconds_over_limit(); over > 0)
+                abort_all_ranks(PeerError(fmt::format(
+                    "this GPU has not finished its step, {:.0f} s after the limit of "
+                    "--hang-seconds: some call waits for other ranks (--trace shows them)",
+                    over)));
             never_.wait_for(lock, stop, std::chrono::milliseconds(200), [] { return false; });
         }
     }

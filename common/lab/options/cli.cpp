@@ -56,12 +56,12 @@ void compare_with_other_ranks(const std::string& program, int argc, char** argv)
     const Words programs = world.gather_strings(program), lines = world.gather_strings(line);
     for (size_t rank = 1; rank < lines.size(); ++rank) {
         if (programs[rank] != programs[0])
-            user_error("rank {} was started as {}, rank 0 as {}", rank, programs[rank],
+            user_error("{} was started as {}, rank 0 as {}", rank_name(int(rank)), programs[rank],
                        programs[0]);
         if (lines[rank] == lines[0]) continue;
         const Words here = words_of(lines[rank]), there = words_of(lines[0]);
-        user_error("rank {} was started with other options than rank 0: {} against {}", rank,
-                   differing_part(here, there), differing_part(there, here));
+        user_error("{} was started with other options than rank 0: {} against {}",
+                   rank_name(int(rank)), differing_part(here, there), differing_part(there, here));
     }
 }
 
@@ -144,7 +144,7 @@ void check_on_all_ranks(const std::function<void()>& checks) {
         std::ranges::find_if(errors, [](const std::string& e) { return !e.empty(); }) -
         errors.begin();
     if (rank == 0) throw UserError(errors[0]);
-    if (rank < errors.size()) user_error("rank {}: {}", rank, errors[rank]);
+    if (rank < errors.size()) user_error("{}: {}", rank_name(int(rank)), errors[rank]);
 }
 
 void parse_command_line(int argc, char** argv, const std::string& name,

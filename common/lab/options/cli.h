@@ -29,10 +29,11 @@ struct Options {
     bool fp32_grads = false;
     Recompute recompute = Recompute::none;
     AttentionKind attention = AttentionKind::flash;
-    int64_t loss_chunk = 0;      // tokens; 0: the whole micro-batch
-    double dropout = 0;          // probability
-    int node_size = 0;           // ranks per simulated node; 0: the machines are the nodes
-    double inter_gbps = 0;       // between simulated nodes, Gbit/s
+    int64_t loss_chunk = 0;    // tokens; 0: the whole micro-batch
+    double dropout = 0;        // probability
+    double hang_seconds = 60;  // a longer wait in a step ends the job; 0: none does
+    int node_size = 0;      // ranks of a node, simulated or a machine; 0: one node, or uneven ones
+    double inter_gbps = 0;  // between simulated nodes, Gbit/s; 0: nodes are not simulated
     std::optional<bool> verify;  // no value: on for models under 5 M parameters
     bool estimate = false;       // predict only
     bool explain = false, profile = false, full_report = false;
@@ -74,9 +75,10 @@ inline const std::vector<std::string> training_outputs{"--save",      "--trace",
                                                        "--log-every", "--report"};
 // The options that decide how a run proceeds, not what a rank holds and sends in a step.
 inline const std::vector<std::string> training_course{
-    "--save-every", "--val-every",    "--prompt", "--temperature", "--data",        "--steps",
-    "--lr-steps",   "--warmup",       "--seed",   "--shuffle",     "--until-step",  "--resume",
-    "--verify",     "--ignore-token", "--svg",    "--peak-tflops", "--copy-engines"};
+    "--save-every",   "--val-every",   "--prompt",      "--temperature",  "--data",
+    "--steps",        "--lr-steps",    "--warmup",      "--seed",         "--shuffle",
+    "--until-step",   "--resume",      "--verify",      "--ignore-token", "--svg",
+    "--hang-seconds", "--peak-tflops", "--copy-engines"};
 inline std::vector<std::string> both(std::vector<std::string> names,
                                      const std::vector<std::string>& more) {
     names.insert(names.end(), more.begin(), more.end());

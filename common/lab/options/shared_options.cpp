@@ -3,6 +3,7 @@
 
 #include "cli.h"
 #include "comm/comm.h"
+#include "comm/nodes.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "files/checkpoint.h"
@@ -167,6 +168,12 @@ void add_shared_options(OptionList& options, Options& o) {
             .between(1e-3, 1e5);
     size.needs(rate), rate.needs(size);
     options
+        .add("--hang-seconds", o.hang_seconds,
+             "End the job if a rank waits longer than this for others in a step (ten times as long "
+             "in the first one); 0: never")
+        .between(0, 1e6)
+        .show_default();
+    options
         .add("--device-memory", o.device_memory_gib,
              "Pretend that the device has this many GiB of memory")
         .between(1e-6, 1e9);
@@ -201,6 +208,8 @@ static std::string folder_for_all_ranks(const Options& o) {
 // A run that resumes the run in --load takes over its recorded options. (A batch is given as a
 // whole.)
 static void resume_options(OptionList& options, Options& o) {
+    if (o.node_size == 0 && machines().names.size() > 1 && machines().all_equal())
+        o.node_size = machines().ranks;
     if (o.until_step > 0) o.steps = o.until_step;
     if (o.resume || !o.load.empty()) o.load = folder_for_all_ranks(o);
     check_same_on_all_hosts({this_program, o.model, o.load});
@@ -238,12 +247,12 @@ static void take_data_of_run(Options& o) {
 
 void check_nodes(const Options& o) {
     const int ranks = Communicator::world().size();
-    if (o.node_size > 0 && ranks % o.node_size != 0)
+    if (o.inter_gbps > 0 && ranks % o.node_size != 0)
         user_error(
             "--node-size {}: {} cannot be cut into nodes of {}, which must divide their "
             "number",
             o.node_size, format_count(ranks, "rank"), o.node_size);
-    if (o.node_size > 0 && ranks_on_this_node() != ranks)
+    if (o.inter_gbps > 0 && ranks_on_this_node() != ranks)
         user_error(
             "--node-size pretends the nodes of one machine; these ranks are on several already");
 }

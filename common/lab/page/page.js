@@ -31,10 +31,17 @@ function header() {
         c.device ? h("p", {}, c.device) : null, h("div", {class: "tiles"}, tiles));
 }
 
+// " on n2", if the run had several hosts.
+function onHost(rank) {
+    const {hosts = []} = summary.configuration || {};
+    return new Set(hosts).size > 1 ? ` on ${hosts[rank]}` : "";
+}
+
 function configuration() {
     const c = summary.configuration;
     if (!c) return null;
-    const {options = {}, layout = {}, ...facts} = c;
+    const {options = {}, layout = {}, hosts = [], ...facts} = c;
+    facts.hosts = [...new Set(hosts)].join(", ");
     const grid = Object.entries(layout).map(([axis, ranks]) => `${axis} ${ranks}`).join(" × ");
     return section("Configuration", pairsTable({...facts, ...(grid ? {layout: grid} : {})}),
         Object.keys(options).length ? h("details", {}, h("summary", {}, "all options"),
@@ -82,7 +89,7 @@ function memory() {
     show(byRank[0]);
     const choice = byRank.length < 2 ? null : h("div", {class: "tools"}, h("label", {}, "rank ",
         h("select", {id: "memory-rank", change: (event) => show(byRank[event.target.value])},
-            byRank.map((_, rank) => h("option", {value: rank}, rank)))));
+            byRank.map((_, rank) => h("option", {value: rank}, rank + onHost(rank))))));
     return section("Memory of a rank", h("p", {class: "soft"}, "Dashed: predicted by formula from " +
         "the configuration alone. Filled: measured."), choice, bars);
 }

@@ -27,9 +27,9 @@ std::string microseconds(int64_t nanoseconds) {
 // end). `later` is added to their times.
 std::string chrome_events(int rank, double later) {
     std::string out =
-        fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"args":{{"name":"rank {0}"}}}},)"
+        fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"args":{{"name":"{}"}}}},)"
                     "\n",
-                    rank);
+                    rank, rank_name(rank));
     const auto nanoseconds = [later](double seconds) {
         return std::llround((seconds + later) * 1e9);
     };

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <sstream>
 
+#include "comm/nodes.h"
 #include "core/device.h"
 #include "core/threads.h"
 #include "core/trace.h"
@@ -80,6 +81,20 @@ Report::~Report() = default;
 
 bool Report::full() const { return impl_->options.full_report; }
 
+// "4: n1 (ranks 0 to 1), n2 (ranks 2 to 3), ..."
+static std::string describe_hosts(const Nodes& hosts) {
+    constexpr size_t shown = 8;
+    std::string words = fmt::format("{}: ", hosts.names.size());
+    for (size_t i = 0; i < std::min(shown, hosts.names.size()); ++i) {
+        const auto first = std::ranges::find(hosts.placed, int(i)) - hosts.placed.begin(),
+                   count = std::ranges::count(hosts.placed, int(i));
+        words += fmt::format("{}{} ({})", i > 0 ? ", " : "", hosts.names[i],
+                             count == 1 ? fmt::format("rank {}", first)
+                                        : fmt::format("ranks {} to {}", first, first + count - 1));
+    }
+    return words + (hosts.names.size() > shown ? ", ..." : "");
+}
+
 void Report::configuration(int64_t global_batch, const std::string& data_description,
                            int64_t replicas) {
     const LlamaConfig& c = impl_->shape.config;
@@ -96,6 +111,8 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
         "  batch   {} x {} tokens = {:.0f} a step: micro-batch {} x {} accumulated x {}",
         format_count(global_batch, "sequence"), seq, double(global_batch) * double(seq),
         o.micro_batch, global_batch / o.micro_batch / replicas, copies));
+    const Nodes& hosts = machines();
+    if (hosts.names.size() > 1) print(wrapped("  hosts   " + describe_hosts(hosts), 10));
     if (!data_description.empty()) print(fmt::format("  data    {}", data_description));
     const char* recompute[] = {"none", "selective", "full"};
     print(fmt::format("  dtype   {}, gradients {}; recomputation {}", dtype_name(o.dtype),
@@ -108,6 +125,7 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     json["global_batch"] = global_batch, json["seq"] = seq, json["micro_batch"] = o.micro_batch;
     json["dtype"] = dtype_name(o.dtype), json["learning_rate"] = o.optimizer.lr,
     json["seed"] = o.seed;
+    for (const int node : hosts.placed) json["hosts"].push_back(hosts.names[size_t(node)]);
 }
 
 void Report::technique(const std::string& label, const std::string& words,
@@ -170,7 +188,8 @@ bool as_predicted_everywhere(const std::string& wrong_here) {
     const std::vector<std::string> wrong = Communicator::world().gather_strings(wrong_here);
     for (size_t rank = 1; rank < wrong.size(); ++rank)
         if (!wrong[rank].empty())
-            print(fmt::format("  on rank {}: not as predicted{}   MISMATCH", rank, wrong[rank]));
+            print(fmt::format("  on {}: not as predicted{}   MISMATCH", rank_name(int(rank)),
+                              wrong[rank]));
     return std::ranges::all_of(wrong, &std::string::empty);
 }
 }  // namespace
@@ -191,6 +210,20 @@ bool Report::communication(const Prediction& step_prediction, int64_t steps,
     return communication_of_run(step_prediction.times(steps), steps, not_of_steps);
 }
 
+// Prints which of the groups that have communicated have ranks on several nodes. Returns their names.
+static std::string print_groups_across_nodes(const Options& options, const Json& by_group) {
+    const Nodes nodes = options.inter_gbps > 0 ? Nodes{.ranks = options.node_size} : machines();
+    std::string across, inside;
+    for (const auto& [name, kinds] : by_group.items()) {
+        std::string& words = spans_nodes(name, nodes) ? across : inside;
+        words += (words.empty() ? "" : ", ") + name;
+    }
+    const auto or_none = [](const std::string& words) { return words.empty() ? "none" : words; };
+    print(wrapped(fmt::format("  groups across nodes: {}; inside one: {}", or_none(across),
+                              or_none(inside))));
+    return across;
+}
+
 bool Report::communication_of_run(const Prediction& run_prediction, int64_t steps,
                                   const CommunicationCounts& not_of_steps) {
     const CommunicationTable table = print_communication(
@@ -198,6 +231,9 @@ bool Report::communication_of_run(const Prediction& run_prediction, int64_t step
         impl_->in_warmup, steps, steps - impl_->timed_from, full());
     impl_->summary["communication"] = table.by_kind;
     impl_->summary["communication_by_group"] = table.by_group;
+    if (impl_->options.node_size > 0)
+        impl_->summary["groups_across_nodes"] =
+            print_groups_across_nodes(impl_->options, table.by_group);
     return as_predicted_everywhere(table.as_predicted);
 }
 
