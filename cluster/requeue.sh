@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# The same for a run that is longer than a job may be, or whose machines may be taken away. Slurm
+# sends its ranks SIGUSR1 a minute before the time limit, and SIGTERM before a job of higher
+# priority takes their place. Then they finish their step, save and end with exit code 85, and the
+# job goes back into the queue. The next time it starts where it has stopped (--resume):
+#
+#   sbatch cluster/requeue.sh build/cpu/01_data_parallel --save saved --save-every 100 \
+#       --until-step 10000
+#
+# A rank that dies, or a link that fails, ends a job with code 4. Then it goes back into the queue,
+# too, and resumes from the last checkpoint.
+#SBATCH --job-name=ultrascale
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=2
+#SBATCH --time=00:10:00
+#SBATCH --signal=USR1@60
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.txt
+set -u
+trap : TERM  # the ranks get it, too; this script waits for them
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+srun --mpi="${MPI:-pmi2}" "$@" --resume
+code=$?
+restarts=${SLURM_RESTART_COUNT:-0}
+if [ "$code" = 85 ] || [ "$code" = 4 ] && [ "$restarts" -lt "${RESTARTS:-20}" ]; then
+    echo "exit code $code: back into the queue (restart $((restarts + 1)))"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
