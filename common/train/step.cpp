@@ -68,8 +68,8 @@ void Step::vote() {
     const Tensor votes = sums.slice(1, 2);
     if (norm_votes && *norm_votes)
         ops::copy(votes, *norm_votes);
-    else if (stop_signal() != 0)
-        ops::fill(votes, 1);
+    else
+        add_vote(votes);
 }
 
 void Step::sum_loss(const Communicator& ranks) {

@@ -1,6 +1,9 @@
 #include "stop.h"
 
 #include <csignal>
+#include <vector>
+
+#include "core/ops.h"
 
 namespace ultrascale {
 
@@ -15,5 +18,11 @@ void listen_for_stop() {
 }
 
 int stop_signal() { return received; }
+
+void add_vote(const Tensor& vote) {
+    if (received == 0) return;
+    const std::vector<double> one = {1};
+    ops::copy(vote, Tensor::from_host<double>(one, {1}, Memory::workspace));
+}
 
 }  // namespace ultrascale

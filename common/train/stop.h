@@ -8,10 +8,14 @@
 // (Step::sum_loss). Ranks that are in no common group of the one are in one of the other.
 #pragma once
 
+#include "core/tensor.h"
+
 namespace ultrascale {
 
 void listen_for_stop();  // from now on the two signals do not end the process
 // The signal that this rank has got since then; 0: none.
 int stop_signal();
+// Writes 1 to `vote` (1) fp64 if it has got one.
+void add_vote(const Tensor& vote);
 
 }  // namespace ultrascale

@@ -21,7 +21,7 @@ Tensor Updater::squared_norm() {
     phase("gradient norm", [&] {
         ops::copy(sums.slice(0, 1), own);
         votes_ = sums.slice(1, 2);
-        if (stop_signal() != 0) ops::fill(votes_, 1);
+        add_vote(votes_);
         ranks->all_reduce(sums);
     });
     return sums.slice(0, 1);

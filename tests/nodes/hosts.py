@@ -161,10 +161,9 @@ class Hosts:
         subprocess.run(["ip", "link", "set", f"usc{number}", "up"], check=True)
 
     def slow_down(self, number, mbit):
-        """Both directions of a host's cable carry so many Mbit/s; 0: as fast as they can."""
-        rule = ["root", "tbf", "rate", f"{mbit}mbit", "burst", "32kbit", "latency", "50ms"]
-        for where, device in ((["ip", "netns", "exec", f"usc-n{number}"], "eth0"),
-                              ([], f"usc{number}")):
-            quiet(*where, "tc", "qdisc", "del", "dev", device, "root")
-            if mbit:
-                subprocess.run([*where, "tc", "qdisc", "add", "dev", device, *rule], check=True)
+        """A host's cable carries so many Mbit/s towards it; 0: as fast as it can."""
+        cable = f"usc{number}"
+        quiet("tc", "qdisc", "del", "dev", cable, "root")
+        if mbit:
+            subprocess.run(["tc", "qdisc", "add", "dev", cable, "root", "tbf", "rate",
+                            f"{mbit}mbit", "burst", "32kbit", "latency", "50ms"], check=True)

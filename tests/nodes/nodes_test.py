@@ -36,8 +36,8 @@ class OnHosts(unittest.TestCase):
         cls.folder = cls.hosts.path("files")
         os.makedirs(cls.folder)
 
-    def command(self, chapter, arguments, ranks=4, on="n1,n2", each=2):
-        return ["env", "OMP_NUM_THREADS=1", *MPIRUN, "-hosts", on, "-ppn", str(each), "-n",
+    def command(self, chapter, arguments, ranks=4, on="n1,n2", each=2, env=()):
+        return ["env", "OMP_NUM_THREADS=1", *env, *MPIRUN, "-hosts", on, "-ppn", str(each), "-n",
                 str(ranks), program(chapter), *SMALL, *arguments.split()]
 
     def run_on(self, chapter, arguments, expected=0, **more):
@@ -82,10 +82,13 @@ class Chapters(OnHosts):
                 said, lines = self.run_on(chapter, arguments)
                 self.assertIn("hosts   2: n1 (ranks 0 to 1), n2 (ranks 2 to 3)", said)
                 self.assertIn("groups across nodes:", said)
-                self.assertEqual(lines[-1]["configuration"]["hosts"], ["n1", "n1", "n2", "n2"])
+                self.assertEqual(lines[-1]["summary"]["configuration"]["hosts"],
+                                 ["n1", "n1", "n2", "n2"])
                 # Wherever the launcher places them, neighbouring ranks share a host.
-                self.assertEqual(self.run_on(chapter, arguments, each=1)[1][-1]["configuration"],
-                                 lines[-1]["configuration"])
+                cyclic = self.run_on(chapter, arguments, each=1)[1]
+                self.assertEqual(cyclic[-1]["summary"]["configuration"]["hosts"],
+                                 ["n1", "n1", "n2", "n2"])
+                self.assertEqual(self.losses(cyclic), self.losses(lines))
                 # Simulated nodes are the same program.
                 if "max-nodes" not in arguments and "hierarchical" not in arguments:
                     alone = self.run_on(chapter, arguments, on="n1", each=4)[1]
@@ -107,7 +110,10 @@ class Chapters(OnHosts):
             self.addCleanup(self.hosts.slow_down, number, 0)
         ratios = []
         for _ in range(3):
-            real = median(self.run_on("01_data_parallel", arguments, ranks=2, each=1)[1])
+            # By default UCX lets the receiver ask for a long message, and here its question would
+            # stand in the cable's queue behind the message that goes the same way.
+            real = median(self.run_on("01_data_parallel", arguments, ranks=2, each=1,
+                                      env=["UCX_RNDV_THRESH=inf"])[1])
             simulated = median(self.run_on(
                 "01_data_parallel", arguments + " --node-size 1 --inter-gbps 0.2", ranks=2,
                 on="n1")[1])
