@@ -2,7 +2,7 @@
 // fails, and continues from its last checkpoint. Nothing is trained.
 //
 //     train T | save C | train T | save C | train ... failure | restart R | train T | save C | ...
-//                                         |    lost work     |
+//                                         |    lost work      |
 //
 // A GPU runs for M1 seconds on average before it fails, so a cluster of N GPUs fails every M = M1/N
 // seconds. It may fail at any moment, so on average half an interval's work is lost. If T is much
@@ -88,9 +88,9 @@ inline Lost simulate_failures(const Saving& saving, double T, double seconds, in
     return {stalls / all, work / all, restarts / all};
 }
 
-// The cluster is that of Llama 3 405B (arXiv 2407.21783): its failures and the 90 % of the time that
-// were effective are in section 3.3.4, its storage's sustained 2 TB/s in 3.3.1. We assume the time of
-// a restart, 50 of the 64 GB/s of a GPU's PCIe 5 link, and parts of equal size.
+// The cluster is that of Llama 3 405B (arXiv 2407.21783): section 3.3.4 counts its failures, and
+// says that more than 90 % of the time were effective; by 3.3.1 its storage sustains 2 TB/s. We
+// assume the time of a restart, 50 of the 64 GB/s of a GPU's PCIe 5 link, and parts of equal size.
 inline void demo_failures(uint64_t seed) {
     constexpr double days = 86400, seconds = 54 * days, failures = 419, gpus = 16384;
     constexpr double storage = 2e12, pcie = 50e9, restart = 600;

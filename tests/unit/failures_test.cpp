@@ -1,5 +1,5 @@
-// --demo failures: the formulas against published numbers and against each other, and the simulation
-// against the formulas.
+// --demo failures: the formulas against published numbers and against each other, and the
+// simulation against the formulas.
 #include <gtest/gtest.h>
 
 #include <cmath>
