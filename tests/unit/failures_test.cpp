@@ -37,10 +37,10 @@ TEST(CheckpointInterval, FirstOrderIsTheLimitOfRareFailures) {
     }
 }
 
-// Without failures only the saves cost time.
+// Without failures only the saves cost time; the end, here in the eleventh save, destroys nothing.
 TEST(Failures, NoneLosesStallsOnly) {
-    const Lost lost = simulate_failures({10, 0, 600, 1e12}, 90, 1000, 3, 1);
-    EXPECT_DOUBLE_EQ(lost.stalls, 0.1);
+    const Lost lost = simulate_failures({10, 0, 600, 1e12}, 90, 1095, 3, 1);
+    EXPECT_DOUBLE_EQ(lost.stalls, 105.0 / 1095);
     EXPECT_EQ(lost.work + lost.restarts, 0);
 }
 
@@ -76,6 +76,9 @@ TEST(Failures, PartsAreTheTermsOfTheSum) {
     EXPECT_NEAR(lost.stalls / (saving.stall / T), 1, 0.02);
     EXPECT_NEAR(lost.work / (T / 2 / saving.between_failures), 1, 0.02);
     EXPECT_NEAR(lost.restarts / (saving.restart / saving.between_failures), 1, 0.02);
+    // Where restarts fail, too, they end after R or at the next failure.
+    const Lost often = simulate_failures({60, 0, 600, 900}, T, 1e7, 1, 1);
+    EXPECT_NEAR(often.restarts, 1 - std::exp(-600.0 / 900), 0.01);
     // An asynchronous save also loses the work done while it writes.
     const Lost behind = simulate_failures({2, 300, 30, 10 * hour}, T, 1e9, 1, 1);
     EXPECT_NEAR(behind.work / ((T / 2 + 300) / saving.between_failures), 1, 0.02);
