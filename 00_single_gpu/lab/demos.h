@@ -1,6 +1,7 @@
 // --demo: the demonstrations that need no training.
 #pragma once
 
+#include "failures_demo.h"
 #include "formulas_demo.h"
 #include "launches_demo.h"
 #include "options.h"
@@ -12,6 +13,7 @@ inline void run_demo(const Options& options, const Chapter& chapter) {
     if (chapter.demo == "activations") demo_activations();
     if (chapter.demo == "latent") demo_latent();
     if (chapter.demo == "launches") demo_launches(options);
+    if (chapter.demo == "failures") demo_failures(options.seed);
     if (chapter.demo == "batch")  // MiniMax-01's (arXiv 2501.08313) unless another one is given
         chapter.batch_ramp.empty()
             ? demo_batch("16M:69B,32M:721B,64M:3.91T,128M", 1, 8192)

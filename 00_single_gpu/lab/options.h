@@ -44,13 +44,16 @@ struct Chapter {
         options
             .add("--demo", demo,
                  "parameters, activations, batch, latent: the formulas with their numbers; "
-                 "launches: the host's clock against the device's")
-            .one_of({"parameters", "activations", "batch", "latent", "launches"})
+                 "launches: the host's clock against the device's; "
+                 "failures: how often a large cluster should save")
+            .one_of({"parameters", "activations", "batch", "latent", "launches", "failures"})
             .excludes(training_outputs)
             .excludes({"--estimate", "--svg", "--compare", "--seq-ramp", "--fresh-grads",
                        "--noise-scale"})
             .reads({"--json", "--html"}, "its numbers are those of papers",
-                   [this] { return demo != "batch" && demo != "launches"; })
+                   [this] { return demo != "batch" && demo != "launches" && demo != "failures"; })
+            .reads({"--json", "--html", "--seed"}, "its cluster is imagined",
+                   [this] { return demo == "failures"; })
             .reads({"--json", "--html", "--dtype"}, "it times launches",
                    [this] { return demo == "launches"; })
             .reads({"--json", "--html", "--batch-ramp", "--micro-batch", "--seq", "--model",

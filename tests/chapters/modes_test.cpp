@@ -30,6 +30,7 @@ TEST(Modes, PublishedHonoursWhatItReads) { expect_effects("--published", "--publ
 TEST(Modes, OfOtherChaptersRefuseWhatTheyDoNotRead) {
     for (const auto& [chapter, mode] : {std::pair{"00_single_gpu", "--demo parameters"},
                                         {"00_single_gpu", "--demo batch"},
+                                        {"00_single_gpu", "--demo failures"},
                                         {"01_data_parallel", "--demo collectives"},
                                         {"01_data_parallel", "--demo planet"},
                                         {"02_zero", "--demo memory"},

@@ -197,6 +197,8 @@ TEST(SingleGpuDemo, PrintsItsTables) {
            {"4.00 M        40000           10 ", "8.00 M        80000 "});
     prints("--demo latent", {"576 numbers", "28.2 %"});
     prints("--demo launches", {"launched", "events", "waiting", "512"});
+    prints("--demo failures",
+           {"one in 3.09 h", "5.8 years", "5.68 TB", "Young's T", "7.65     7.37"});
     const Outcome refused = run("00_single_gpu", "--demo batch --json x.jsonl");
     EXPECT_EQ(refused.exit_code, 2);
     EXPECT_TRUE(contains(refused.err, "no figures")) << refused.err;
