@@ -137,7 +137,7 @@ class Hosts:
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:
-                raise TimeoutError(f"a host did not start; see {self.state}")
+                raise TimeoutError(f"waited {seconds} s for a host")
             time.sleep(0.05)
 
     def inside(self, number):

@@ -39,7 +39,7 @@ SlurmctldHost=n1
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={socket}
+AuthInfo=socket={socket},cred_expire=5
 MpiDefault=none
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
