@@ -208,8 +208,8 @@ CHAPTER_OBJECTS := $(call objects,$(sort \
 LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program.cpp))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
-.PHONY: all help demo pictures mpirun test test-all compute-sanitizer run bench fuzz deps format \
-        clean bits options test-programs all-test-programs exercise grade solutions prove course \
+.PHONY: all help demo pictures mpirun test test-all test-nodes compute-sanitizer run bench fuzz deps \
+        format clean bits options test-programs all-test-programs exercise grade solutions prove course \
         slides $(CHAPTERS)
 LONGEST_FIRST := 09_5d_parallel $(CHAPTERS)
 all: $(LONGEST_FIRST) compile_commands.json  ## build all chapters of the chosen backend
@@ -250,6 +250,8 @@ COMPILED_BY = gcc $(shell $(CXX) -dumpfullversion) -march=$(shell $(CXX) -march=
 bits: $(PROGRAMS)  ## compare what 22 runs compute with tests/bits.json (RECORD=yes: write it)
 	@python3 tests/bits.py $(if $(RECORD),record,compare) $(BUILD) "$(COMPILED_BY)" $(MPIRUN) \
 	    $(MPIRUN_FLAGS)
+test-nodes: $(PROGRAMS)  ## chapters on several hosts and under Slurm (of namespaces: needs root)
+	@python3 tests/nodes/nodes_test.py $(BUILD) "$(MPIRUN)"
 options: $(PROGRAMS)  ## write down which chapter has which option, as --help says
 	@python3 tests/options.py $(BUILD)
 ifeq ($(BACKEND),cuda)

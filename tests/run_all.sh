@@ -176,6 +176,8 @@ if [ "$backend" = cpu ] && [ -n "$all" ]; then
     suite "streams and communication, thread sanitizer" \
         env OMP_NUM_THREADS=1 $mpirun -n 2 build/cpu-thread/comm_test \
         --gtest_filter=-Collectives/1.*:Collectives/2.*:Collectives/3.*
+    suite "several hosts, and Slurm" \
+        as_test Nodes make -s --no-print-directory BACKEND=cpu test-nodes
     suite "wrong files, made at random for a minute" \
         as_test Fuzz build/cpu-address/fuzz_readers 60
 fi

@@ -230,6 +230,8 @@ class UnderSlurm(OnHosts):
 
 if __name__ == "__main__":
     WHY = hosts.missing()
+    if "HYDRA" not in os.popen(f"{sys.argv[2]} --version").read().upper():
+        WHY = f"{sys.argv[2]} is not MPICH's launcher"
     if WHY:
         print(f"no hosts for tests: {WHY}")
         sys.exit(0)
