@@ -156,7 +156,7 @@ TEST(PlannerAsked, NodesAreThoseOfTheOptions) {
     write_file(given.hardware, file_of(find_hardware("h100")));
     EXPECT_EQ(asked_hardware(given, options).between.bytes_per_second, 48e9);
     EXPECT_EQ(asked_hardware(given, options).between.reduced_per_second, 48e9);
-    options.node_size = 0;
+    options.node_size = 0, options.inter_gbps = 0;
     EXPECT_EQ(asked_hardware(given, options).nodes.ranks, 8);
 }
 

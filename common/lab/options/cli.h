@@ -68,17 +68,16 @@ struct Options {
     LlamaConfig config() const;
 };
 
-// The shared options for the training's output besides its report. Modes that do not train
-// (--compare, --demo, --estimate) exclude them.
-inline const std::vector<std::string> training_outputs{"--save",      "--trace",   "--val-data",
-                                                       "--sample",    "--explain", "--profile",
-                                                       "--log-every", "--report"};
+// The shared options for the training's output besides its report, and for its end. Modes that do
+// not train (--compare, --demo, --estimate) exclude them.
+inline const std::vector<std::string> training_outputs{
+    "--save",      "--trace",  "--val-data",   "--sample", "--explain",     "--profile",
+    "--log-every", "--report", "--until-step", "--resume", "--hang-seconds"};
 // The options that decide how a run proceeds, not what a rank holds and sends in a step.
 inline const std::vector<std::string> training_course{
-    "--save-every",   "--val-every",   "--prompt",      "--temperature",  "--data",
-    "--steps",        "--lr-steps",    "--warmup",      "--seed",         "--shuffle",
-    "--until-step",   "--resume",      "--verify",      "--ignore-token", "--svg",
-    "--hang-seconds", "--peak-tflops", "--copy-engines"};
+    "--save-every", "--val-every",    "--prompt", "--temperature", "--data",
+    "--steps",      "--lr-steps",     "--warmup", "--seed",        "--shuffle",
+    "--verify",     "--ignore-token", "--svg",    "--peak-tflops", "--copy-engines"};
 inline std::vector<std::string> both(std::vector<std::string> names,
                                      const std::vector<std::string>& more) {
     names.insert(names.end(), more.begin(), more.end());
