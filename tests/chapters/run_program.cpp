@@ -158,7 +158,7 @@ Outcome train(int ranks, const std::string& chapter, const std::string& argument
         fmt::format("{}--json {} {}", runs ? "--peak-tflops 1 " : "", dir / "out.jsonl", arguments);
     Outcome result = ranks == 0 ? run(chapter, all) : run_ranks(ranks, chapter, all);
     EXPECT_EQ(result.exit_code, expected_exit_code) << result.err << result.out;
-    if (expected_exit_code == 0) EXPECT_EQ(result.err, "");
+    EXPECT_TRUE(result.err.empty() || expected_exit_code != 0) << result.err;
     std::istringstream lines(slurp(dir / "out.jsonl"));
     for (std::string line; std::getline(lines, line);) {
         Json json = Json::parse(line, nullptr, false);
