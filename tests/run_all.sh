@@ -140,6 +140,7 @@ if [ -n "$all" ]; then
     # These calibrate this machine or measure waits, so nothing else may run.
     alone='LongPlannerWaits*'
     [ "$backend" = cuda ] || alone+=:LongPipeline.PretendedTimesAreAsSimulated
+    [ "$backend" = cuda ] || alone+=:LongPipeline.OnlyPostValidationKeepsWhatZeroBubbleH2Promises
     suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test \
         "--gtest_filter=-$alone"
     [ "$backend" = cuda ] || suite "waits as predicted, alone" \

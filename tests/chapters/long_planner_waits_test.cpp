@@ -10,7 +10,8 @@ namespace ultrascale::test {
 namespace {
 
 const char* const chapter = "09_5d_parallel";
-const std::string nodes = " --node-size 4 --inter-gbps 0.01";
+const std::string fast = " --node-size 4 --inter-gbps 0.01",
+                  slow = " --node-size 4 --inter-gbps 0.002";
 constexpr int steps = 4;
 
 double median_step(const Outcome& run) {
@@ -22,21 +23,24 @@ double median_step(const Outcome& run) {
 
 class LongPlannerWaits : public testing::Test {
 protected:
-    static void SetUpTestSuite() {
-        const Outcome calibrated = run_ranks(8, chapter, "--calibrate " + file() + nodes);
-        ASSERT_EQ(calibrated.exit_code, 0) << calibrated.err;
-    }
-    static std::string file() {
+    // Calibrated on these nodes, once.
+    static std::string file(const std::string& nodes) {
         static const TempDir directory;
-        return directory / "nodes.json";
+        const std::string path = directory / (&nodes == &slow ? "slow.json" : "fast.json");
+        if (!std::filesystem::exists(path)) {
+            const Outcome calibrated = run_ranks(8, chapter, "--calibrate " + path + nodes);
+            EXPECT_EQ(calibrated.exit_code, 0) << calibrated.err;
+        }
+        return path;
     }
     // Expects that the waits of 8 ranks are within a quarter of those predicted: the median step,
     // without what is predicted to be computed, which is little.
-    static void expect_waits(const std::string& layout, const std::string& forced = "") {
+    static void expect_waits(const std::string& layout, const std::string& forced = "",
+                             const std::string& nodes = fast) {
         if (on_gpu) GTEST_SKIP() << "on GPUs 8 ranks need as many";
         const Outcome planned = train(chapter, fmt::format("{} --explain-layout --gpus 8 "
                                                            "--hardware {}",
-                                                           layout, file()));
+                                                           layout, file(nodes)));
         ASSERT_EQ(planned.rows.size(), 1u);
         const Json& row = planned.rows[0];
         const double computed = row.at("compute_seconds").get<double>() +
@@ -81,10 +85,13 @@ TEST_F(LongPlannerWaits, OfContext) {
     expect_waits(small + "512 --cp 2 --order dp,cp,tp,ep,pp --grad-accum 2");
 }
 
+// While a rank waits for a stage, others compute faster than in the calibration, in which all ranks
+// of these few cores compute at once. So the links are slower still.
 TEST_F(LongPlannerWaits, OfStages) {
-    expect_waits("--layers 2 --micro-batch 1 --seq 64 --pp 2 --grad-accum 4");
-    expect_waits("--layers 4 --micro-batch 1 --seq 64 --pp 4 --grad-accum 4 --zero 1");
-    expect_waits("--layers 8 --micro-batch 1 --seq 64 --pp 8 --grad-accum 8");
+    for (const char* layout : {"--layers 2 --micro-batch 1 --seq 64 --pp 2 --grad-accum 4",
+                               "--layers 4 --micro-batch 1 --seq 64 --pp 4 --grad-accum 4 --zero 1",
+                               "--layers 8 --micro-batch 1 --seq 64 --pp 8 --grad-accum 8"})
+        expect_waits(layout, "", slow);
 }
 
 TEST_F(LongPlannerWaits, OfExperts) {
