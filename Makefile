@@ -116,8 +116,9 @@ GCC_HEAP := --param ggc-min-heapsize=400000
 CXXFLAGS += -std=c++20 $(OPTIMIZE) $(GCC_HEAP) -fopenmp -Wall -Wextra \
             -Wno-missing-field-initializers -Wno-array-bounds -Wno-stringop-overflow \
             $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
-CPPFLAGS += -Icommon -I. $(addprefix -isystem ,\
-              $(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA:=/include)))
+INCLUDE_DIRS := -Icommon -I. $(addprefix -isystem ,\
+                  $(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA:=/include)))
+CPPFLAGS += $(INCLUDE_DIRS)
 LIBRARY_DIRS := $(CONDA:=/lib) $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
 library_flags = $(1:%=-L%) $(1:%=-Wl$(,)--disable-new-dtags$(,)-rpath$(,)%)
 LDLIBS   += $(call library_flags,$(LIBRARY_DIRS)) $(MPI_LIBS) -lfmt -lpthread \
@@ -356,7 +357,7 @@ deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 ifeq ($(BACKEND),cuda)
 $(OF_BACKEND)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(NVCC) -Icommon -I. -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	$(NVCC) $(INCLUDE_DIRS) -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
 else
 SIMT_CXXFLAGS = $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3 -Og,$(CXXFLAGS)) $(SIMT_FLAGS)
 define executed_kernel
