@@ -119,7 +119,8 @@ CXXFLAGS += -std=c++20 $(OPTIMIZE) $(GCC_HEAP) -fopenmp -Wall -Wextra \
 INCLUDE_DIRS := -Icommon -I. $(addprefix -isystem ,\
                   $(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA:=/include)))
 CPPFLAGS += $(INCLUDE_DIRS)
-LIBRARY_DIRS := $(CONDA:=/lib) $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
+LIBRARY_DIRS := $(CONDA:=/lib) $(DEPS_LIB) \
+                $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
 library_flags = $(1:%=-L%) $(1:%=-Wl$(,)--disable-new-dtags$(,)-rpath$(,)%)
 LDLIBS   += $(call library_flags,$(LIBRARY_DIRS)) $(MPI_LIBS) -lfmt -lpthread \
             -Wl$(,)--export-dynamic-symbol=ucp_disconnect_nb  # common/comm/mpi/communicator.cpp
