@@ -11,16 +11,20 @@ cd "$(dirname "$0")/.."
 export PATH="$PWD/.deps/usr/bin:$PATH"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-apt=
-[ -n "${CONDA:-}" ] || apt=$(command -v apt-get || true)
+# Where apt can install it, only MPICH counts as MPI, and OpenBLAS must use OpenMP's threads.
+# Elsewhere any MPI and any OpenBLAS will do.
+any=1
+[ -n "${CONDA:-}" ] || ! command -v apt-get >/dev/null || any=0
 
-# Does a program build and return 0 that includes a HEADER, with these FLAGS and libraries?
-builds() {  # CONDITION VALUE FLAG...
+# builds CONDITION VALUE FLAG...: is the preprocessor's CONDITION true, does a program build, with
+# these flags, too, and is the VALUE true that it computes?
+builds() {
     printf '#if !(%s)\n#error\n#endif\nint main() { return !(%s); }\n' "$1" "$2" |
         ${CXX:-g++} -std=c++20 -x c++ - -x none ${FLAGS:-} "${@:3}" -o "$scratch/program" \
             2>/dev/null && "$scratch/program"
 }
-includes() { builds "__has_include(<$1>)" 1 "${@:2}"; }  # HEADER FLAG...
+# includes HEADER FLAG...: are there a header and, if a flag names it, its library?
+includes() { builds "__has_include(<$1>)" 1 "${@:2}"; }
 module() {
     python3 -c "import sys
 for root in '.deps/usr', '/usr':
@@ -28,17 +32,15 @@ for root in '.deps/usr', '/usr':
 import $1" 2>/dev/null
 }
 
-# Where apt can install it, only MPICH counts as MPI, and OpenBLAS must use OpenMP's threads.
-# Elsewhere, any MPI and any OpenBLAS will do.
-found() {  # sets $conda to the package's name in conda-forge
+# found PACKAGE: is it here? Sets $conda to its name in conda-forge.
+found() {
     case $1 in
         g++) conda=cxx-compiler && builds 1 1 ;;
         mpich) conda=mpich && [ -n "${MPIRUN:-}" ] ;;
         libmpich-dev)
-            conda=mpich && builds "defined MPICH_NAME || ${#apt} == 0" 1 -include mpi.h \
-                ${MPI_FLAGS:-} ;;
+            conda=mpich && builds "$any || defined MPICH_NAME" 1 -include mpi.h ${MPI_FLAGS:-} ;;
         libopenblas-openmp-dev)
-            conda="'openblas=*=openmp*'" && builds 1 "openblas_get_parallel() == 2 || ${#apt} == 0" \
+            conda="'openblas=*=openmp*'" && builds 1 "$any || openblas_get_parallel() == 2" \
                 -include cblas.h -lopenblas ;;
         libcli11-dev) conda=cli11 && includes CLI/CLI.hpp ;;
         nlohmann-json3-dev) conda=nlohmann_json && includes nlohmann/json.hpp ;;
@@ -62,7 +64,7 @@ for package in "$@"; do
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
 
-if [ -z "$apt" ]; then
+if [ $any = 1 ]; then
     echo "not found: ${missing[*]}. Conda has it:
 conda install -c conda-forge" $(printf '%s\n' "${from_conda[@]}" | uniq) >&2
     exit 1

@@ -30,7 +30,7 @@ class DepsTest(unittest.TestCase):
 
     def header(self, name):
         path = self.folder / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
 
     def run_here(self, *words, **variables):
@@ -61,6 +61,11 @@ class DepsTest(unittest.TestCase):
         self.program("compiler", 'case "$*" in *-lfmt*) exit 1; esac; exec g++ "$@"')
         self.assertEqual(self.deps("libfmt-dev", "python3", CXX="compiler"),
                          (0, "installing: libfmt-dev\n"))
+
+    def test_apt_installs_mpich_beside_another_mpi_and_conda_does_not(self):
+        self.header("here/mpi.h")
+        self.assertEqual(self.deps("libmpich-dev"), (0, "installing: libmpich-dev\n"))
+        self.assertEqual(self.deps("libmpich-dev", CONDA="/env"), (0, ""))
 
     def test_in_a_conda_environment_it_says_what_to_install(self):
         code, said = self.deps("mpich", "libmpich-dev", "libopenblas-openmp-dev", "libfmt-dev",
