@@ -10,6 +10,10 @@
 #   HTML      a file: `make grade` also writes a page for a browser
 #   WERROR=1  warnings are errors (CI)
 
+# Before anything that macOS's make, which is of 2006, could stumble over:
+ifneq ($(shell uname -s),Linux)
+$(error Linux only. On macOS use the container: docker build, docker run, as in Dockerfile)
+endif
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -30,15 +34,23 @@ CHAPTERS := $(patsubst %/main.cpp,%,$(sort $(wildcard [0-9][0-9]_*/main.cpp)))
 OF_BACKEND := build/$(BACKEND)$(if $(SANITIZE),-$(SANITIZE))
 BUILD    := $(OF_BACKEND)$(if $(filter openmpi,$(MPI)),-openmpi)
 
-# ---- what is installed, or unpacked under .deps by `make deps` -----------------------------------
+# ---- what is installed, in a conda environment, or unpacked under .deps by `make deps` -----------
+# An active environment counts if CLI11 is in it, which conda's own, the base, has no use for. The
+# flags that conda's compilers put into the environment are for packages: they would vectorize
+# kernels for the executor, for instance.
+CONDA    := $(patsubst %/include/CLI/CLI.hpp,%,$(wildcard $(CONDA_PREFIX)/include/CLI/CLI.hpp))
+ifneq ($(CONDA),)
+CPPFLAGS =
+CXXFLAGS =
+endif
 DEPS     := $(CURDIR)/.deps/usr
 MULTIARCH := $(shell $(CXX) -print-multiarch 2>/dev/null)
 DEPS_LIB := $(wildcard $(DEPS)/lib/$(MULTIARCH) $(DEPS)/lib/$(MULTIARCH)/openblas-openmp)
 SYSTEM_LIB := $(wildcard /usr/lib/$(MULTIARCH)/openblas-openmp)
 # OpenBLAS built with OpenMP shares our threads; the pthread build would start its own as well.
-OPENBLAS_INCLUDE := $(firstword $(wildcard \
+OPENBLAS_INCLUDE := $(firstword $(wildcard $(CONDA:=/include) \
                       $(addsuffix /include/$(MULTIARCH)/openblas-openmp,$(DEPS) /usr) \
-                      $(CONDA_PREFIX)/include /usr/include/$(MULTIARCH)/openblas-pthread))
+                      /usr/include/$(MULTIARCH)/openblas-pthread))
 
 first_tool = $(firstword $(foreach tool,$(1),$(shell \
                PATH="$(DEPS)/bin:$$PATH" command -v $(tool) 2>/dev/null)))
@@ -46,8 +58,8 @@ ifeq ($(MPI),openmpi)
 MPICXX := $(call first_tool,mpicxx.openmpi)
 MPIRUN := $(call first_tool,mpirun.openmpi)
 else
-MPICXX := $(call first_tool,mpicxx.mpich mpicxx)
-MPIRUN := $(call first_tool,mpirun.mpich mpirun)
+MPICXX := $(call first_tool,$(if $(CONDA),,mpicxx.mpich) mpicxx)
+MPIRUN := $(call first_tool,$(if $(CONDA),,mpirun.mpich) mpirun)
 endif
 # `mpicxx -show` prints "g++ -I... -L... -l..." (MPICH and Open MPI both answer to it); a wrapper
 # that was unpacked under .deps still names /usr, so its folders are looked up there first.
@@ -104,12 +116,13 @@ GCC_HEAP := --param ggc-min-heapsize=400000
 CXXFLAGS += -std=c++20 $(OPTIMIZE) $(GCC_HEAP) -fopenmp -Wall -Wextra \
             -Wno-missing-field-initializers -Wno-array-bounds -Wno-stringop-overflow \
             $(if $(WERROR),-Werror) $(SANITIZE_FLAGS)
-CPPFLAGS += -Icommon -I. $(addprefix -isystem ,\
-              $(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA_PREFIX)/include))
-LIBRARY_DIRS := $(DEPS_LIB) $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
-LDLIBS   += $(addprefix -L,$(LIBRARY_DIRS)) \
-            $(foreach d,$(LIBRARY_DIRS),-Wl$(,)--disable-new-dtags$(,)-rpath$(,)$(d)) \
-            $(MPI_LIBS) -lfmt -lpthread \
+INCLUDE_DIRS := -Icommon -I. $(addprefix -isystem ,\
+                  $(wildcard $(DEPS)/include $(OPENBLAS_INCLUDE) $(CONDA:=/include)))
+CPPFLAGS += $(INCLUDE_DIRS)
+LIBRARY_DIRS := $(CONDA:=/lib) $(DEPS_LIB) \
+                $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
+library_flags = $(1:%=-L%) $(1:%=-Wl$(,)--disable-new-dtags$(,)-rpath$(,)%)
+LDLIBS   += $(call library_flags,$(LIBRARY_DIRS)) $(MPI_LIBS) -lfmt -lpthread \
             -Wl$(,)--export-dynamic-symbol=ucp_disconnect_nb  # common/comm/mpi/communicator.cpp
 ifeq ($(BACKEND),cuda)
 NVCC_OPTIMIZE ?= -O3
@@ -334,10 +347,13 @@ clean:  ## remove build/
 	rm -rf build compile_commands.json
 
 # ---- dependencies --------------------------------------------------------------------------------
-PACKAGES := g++ mpich libmpich-dev libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev \
-            libfmt-dev libgtest-dev libboost-context-dev python3
+PACKAGES := g++ $(if $(filter openmpi,$(MPI)),openmpi-bin libopenmpi-dev,mpich libmpich-dev) \
+            libopenblas-openmp-dev libcli11-dev nlohmann-json3-dev libfmt-dev libgtest-dev \
+            libboost-context-dev python3
 deps:  ## install what is missing: as root with apt, else unpacked under .deps/
-	@./tests/deps.sh $(PACKAGES)
+	@CXX="$(CXX)" CONDA="$(CONDA)" MPI_FLAGS="$(MPI_FLAGS) $(MPI_LIBS)" MPIRUN="$(MPIRUN)" \
+	    FLAGS="$(CPPFLAGS) $(call library_flags,$(CONDA:=/lib) $(DEPS_LIB) $(SYSTEM_LIB))" \
+	    ./tests/deps.sh $(PACKAGES)
 
 # ---- compiling -----------------------------------------------------------------------------------
 # Where a folder has a .cpp and a .cu of one name, the rule that comes first is taken: on a GPU, and
@@ -345,7 +361,7 @@ deps:  ## install what is missing: as root with apt, else unpacked under .deps/
 ifeq ($(BACKEND),cuda)
 $(OF_BACKEND)/obj/%.o: %.cu Makefile
 	@mkdir -p $(@D)
-	$(NVCC) -Icommon -I. -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	$(NVCC) $(INCLUDE_DIRS) -DULTRASCALE_CUDA $(NVCCFLAGS) -MMD -MP -c $< -o $@
 else
 SIMT_CXXFLAGS = $(CPPFLAGS) $(SIMT_CPPFLAGS) $(filter-out -O2 -O3 -Og,$(CXXFLAGS)) $(SIMT_FLAGS)
 define executed_kernel

@@ -1,6 +1,8 @@
 // Chapter 07: kernels. Every file in the numbered folders is one kernel with one idea; this program
 // checks them all against float64 and measures them: on a GPU it times them, without one it counts
 // their memory accesses (the microscope).
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <random>

@@ -68,7 +68,7 @@ private:
         std::string words;
         for (; at_ < text_.size() && text_[at_] != end; ++at_) {
             const char c = text_[at_];
-            if (c == '<' || (c >= 0 && c < ' ' && c != '\n')) fail("a forbidden character");
+            if (c == '<' || (uint8_t(c) < ' ' && c != '\n')) fail("a forbidden character");
             if (c != '&') {
                 words += c;
                 continue;

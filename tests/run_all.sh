@@ -133,6 +133,7 @@ fi
 if [ "$tests" != 'Long*' ]; then
     start Processes python3 tests/processes_test.py
     start Sweep python3 tests/sweep_test.py
+    start Deps python3 tests/deps_test.py
 fi
 suite "chapters, $at_once at a time" \
     tests/in_parallel.sh "$at_once" build/$backend/chapter_test "$chapters"
@@ -150,6 +151,7 @@ unset OMP_NUM_THREADS
 if [ "$tests" != 'Long*' ]; then
     suite "runs of which no process stays" ended Processes
     suite "sweeps that survive what their runs do" ended Sweep
+    suite "what make deps finds and installs" ended Deps
     suite "the grader's words" as_test GradersWords python3 tests/classroom_test.py
 fi
 if [ "$backend" = cpu ] && [ "$tests" != 'Long*' ]; then

@@ -39,11 +39,16 @@ struct bf16 {
     explicit operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
 };
 
-// IEEE half precision; the compiler converts.
+// IEEE half precision; the compiler converts. (For ARM, g++ 12 knows it only by ARM's own name.)
 struct fp16 {
-    _Float16 value;
+#if defined(__aarch64__) && __GNUC__ < 13
+    using Half = __fp16;
+#else
+    using Half = _Float16;
+#endif
+    Half value;
     fp16() = default;
-    explicit fp16(float v) : value(_Float16(v)) {}
+    explicit fp16(float v) : value(Half(v)) {}
     explicit operator float() const { return float(value); }
 };
 

@@ -34,7 +34,7 @@ std::string differing_part(const Words& a, const Words& b) {
     for (auto word = begin; word != same_last.in1.base(); ++word)
         text += (text.empty() ? "" : " ") + *word;
     for (char& c : text)
-        if (c >= 0 && c < ' ') c = ' ';  // the message must stay on one line
+        if (uint8_t(c) < ' ') c = ' ';  // the message must stay on one line
     constexpr size_t longest = 60;
     if (text.size() > longest) text = text.substr(0, longest) + "...";
     return text.empty() ? "nothing" : "`" + text + "`";

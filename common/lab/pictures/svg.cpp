@@ -83,7 +83,7 @@ std::string escaped(std::string_view text) {
         const char c = text[0];
         if (count > 1)
             out += text.substr(0, count);
-        else if (count == 0 || (c >= 0 && c < ' '))
+        else if (count == 0 || uint8_t(c) < ' ')
             out += '?';
         else if (c == '&')
             out += "&amp;";
