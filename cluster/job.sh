@@ -14,4 +14,4 @@
 set -eu
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 # MPICH's ranks find each other by pmi2, Open MPI's by pmix (MPI=pmix).
-exec srun --mpi="${MPI:-pmi2}" "$@"
+exec srun --mpi="${MPI:-pmi2}" --kill-on-bad-exit=1 "$@"

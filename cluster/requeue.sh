@@ -7,8 +7,8 @@
 #   sbatch cluster/requeue.sh build/cpu/01_data_parallel --save saved --save-every 100 \
 #       --until-step 10000
 #
-# A rank that dies, or a link that fails, ends a job with code 4. Then it goes back into the queue,
-# too, and resumes from the last checkpoint.
+# A link that fails ends a job with code 4, a rank that is killed with 137. Then the job goes back
+# into the queue, too, and resumes from the last checkpoint.
 #SBATCH --job-name=ultrascale
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=2
@@ -21,11 +21,10 @@
 set -u
 trap : TERM  # the ranks get it, too; this script waits for them
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
-srun --mpi="${MPI:-pmi2}" "$@" --resume
-code=$?
-restarts=${SLURM_RESTART_COUNT:-0}
-if [ "$code" = 85 ] || [ "$code" = 4 ] && [ "$restarts" -lt "${RESTARTS:-20}" ]; then
-    echo "exit code $code: back into the queue (restart $((restarts + 1)))"
+srun --mpi="${MPI:-pmi2}" --kill-on-bad-exit=1 "$@" --resume
+code=$? restart=$((${SLURM_RESTART_COUNT:-0} + 1))
+if [[ " 85 4 137 " = *" $code "* ]] && [ "$restart" -le "${RESTARTS:-20}" ]; then
+    echo "exit code $code: back into the queue (restart $restart)"
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
