@@ -79,11 +79,12 @@ public:
     void start(TrainingSetup what);
 
     // Begins a step; returns nullptr after the last one, or when a signal has asked the run to stop
-    // (stop.h); finish() then saves and throws UserError with Exit::stopped. The previous step may still be unfinished
-    // (in a pipeline whose update is confirmed in the next step's warm-up), but not the one before
-    // that. If a step's loss, norm or validation is not finite, which all ranks must see alike,
-    // this call or finish() ends the run: it throws UserError with Exit::not_finite, which names
-    // the last finite checkpoint. Weights that should be saved and are not finite end it, too.
+    // (stop.h): finish() then saves and throws UserError with Exit::stopped. The previous step may
+    // still be unfinished (in a pipeline whose update is confirmed in the next step's warm-up), but
+    // not the one before that. If a step's loss, norm or validation is not finite, which all ranks
+    // must see alike, this call or finish() ends the run: it throws UserError with
+    // Exit::not_finite, which names the last finite checkpoint. Weights that should be saved and
+    // are not finite end it, too.
     Step* next();
     int64_t steps_done() const { return done_; }  // finished steps
     Report& report() { return *report_; }

@@ -3,9 +3,11 @@
 // time earlier (`sbatch --signal=USR1@120`). The run finishes its step, saves, and ends with
 // Exit::stopped.
 //
-// The ranks do not get the signal in the same step. So each adds its vote to the two sums that a
-// step computes over the ranks anyway, of the norm (Updater::squared_norm) and of the loss
-// (Step::sum_loss). Ranks that are in no common group of the one are in one of the other.
+// The ranks do not get the signal in the same step, but must stop after the same one. So each adds
+// a vote to the two sums that a step computes over ranks anyway, first the norm's
+// (Updater::squared_norm), then the loss's (Step::sum_loss). A group of the one sum has ranks in
+// all groups of the other: with tensor and data parallelism a vote reaches the ranks along tp
+// beside the norm, and from each of them those along dp beside the loss.
 #pragma once
 
 #include "core/tensor.h"
