@@ -1,13 +1,17 @@
-// A run that is asked to stop: by SIGTERM, which a scheduler sends before it takes the machines
-// away (a time limit, a job of higher priority), or by SIGUSR1, which it can be told to send some
-// time earlier (`sbatch --signal=USR1@120`). The run finishes its step, saves, and ends with
-// Exit::stopped.
+// How a run stops when it is asked to: by SIGTERM, which a scheduler sends before it takes the
+// machines away (a time limit, a job of higher priority), or by SIGUSR1, which it can be told to
+// send some time earlier (`sbatch --signal=USR1@120`: 120 s before the time limit). The run
+// finishes its step, saves, and ends with Exit::stopped.
 //
-// The ranks do not get the signal in the same step, but must stop after the same one. So each adds
-// a vote to the two sums that a step computes over ranks anyway, first the norm's
-// (Updater::squared_norm), then the loss's (Step::sum_loss). A group of the one sum has ranks in
-// all groups of the other: with tensor and data parallelism a vote reaches the ranks along tp
-// beside the norm, and from each of them those along dp beside the loss.
+// The ranks may get the signal in different steps, but must stop after the same one: a rank that
+// went on would wait for those that have left. So a rank that has got it adds 1, its vote, to two
+// sums over ranks that each step computes anyway, first the gradient norm's
+// (Updater::squared_norm), then the loss's (Step::sum_loss). All stop if the result is not 0. Both
+// sums are needed, since neither need cover all ranks. Take tensor and data parallelism, where the
+// ranks form a grid: the norm is summed along its rows (tp), so all ranks in the voter's row get
+// the vote. They pass it on in the sum of the loss, along the columns (dp). Each column has a rank
+// in the voter's row, so now all ranks have it. (With other layouts, too, each group of the one sum
+// has a rank in every group of the other.)
 #pragma once
 
 #include "core/tensor.h"
@@ -15,9 +19,9 @@
 namespace ultrascale {
 
 void listen_for_stop();  // from now on the two signals do not end the process
-// The signal that this rank has got since then; 0: none.
+// The signal that this rank has got since listen_for_stop(); 0: none.
 int stop_signal();
-// Writes 1 to `vote` (1) fp64 if it has got one.
+// Writes 1 to `vote` (shape (1), fp64) if this rank has got one; else leaves it as it is.
 void add_vote(const Tensor& vote);
 
 }  // namespace ultrascale
