@@ -295,7 +295,8 @@ test-all: deps
 	    $(addprefix build/cpu-address/,unit_test 00_single_gpu fuzz_readers)
 	$(MAKE) $(JOBS) --no-print-directory SANITIZE=thread build/cpu-thread/comm_test
 	@if command -v mpicxx.openmpi >/dev/null; then \
-	    $(MAKE) $(JOBS) --no-print-directory MPI=openmpi build/cpu-openmpi/comm_test; fi
+	    $(MAKE) $(JOBS) --no-print-directory MPI=openmpi \
+	        $(addprefix build/cpu-openmpi/,comm_test 01_data_parallel); fi
 	@tests/run_all.sh cpu "$(MPIRUN) $(MPIRUN_FLAGS)" all
 endif
 

@@ -194,6 +194,15 @@ class UnderSlurm(OnHosts):
         self.wait_until(job, "COMPLETED")
         self.assertIn("hosts   2: n1 (ranks 0 to 1), n2 (ranks 2 to 3)", self.output(job))
 
+    def test_open_mpi(self):
+        chapter = os.path.join(BUILD + "-openmpi", "01_data_parallel")
+        if not os.path.exists(chapter):
+            self.skipTest(f"no {chapter}")
+        ended = self.slurm.run(1, ["srun", "--mpi=pmix", "-N", "2", "-n", "4", chapter, *SMALL,
+                                   "--steps", "2", "--verify"])
+        self.assertEqual(ended.returncode, 0, ended.stderr)
+        self.assertIn("hosts   2: n1 (ranks 0 to 1), n2 (ranks 2 to 3)", ended.stdout)
+
     def test_tasks_that_do_not_know_of_each_other(self):
         ended = self.slurm.run(1, ["srun", "--mpi=none", "-N", "2", "-n", "2",
                                    program("01_data_parallel"), *SMALL])

@@ -89,5 +89,7 @@ PartitionName=high Nodes=n[1-{hosts.COUNT}] MaxTime=INFINITE PriorityTier=10 Pre
 
     def run(self, number, command, **more):
         """hosts.Hosts.run() with the tools' configuration."""
-        return self.on.run(number, ["env", f"SLURM_CONF={self.conf}", "PATH=" + os.environ["PATH"]
-                                    + ":/usr/sbin", *command], **more)
+        return self.on.run(number, [
+            "env", f"SLURM_CONF={self.conf}", "PATH=" + os.environ["PATH"] + ":/usr/sbin",
+            "SLURM_PMIX_TMPDIR=/local",  # the hosts share /tmp
+            *command], **more)
