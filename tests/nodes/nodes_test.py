@@ -198,7 +198,7 @@ class UnderSlurm(OnHosts):
         chapter = os.path.join(BUILD + "-openmpi", "01_data_parallel")
         if not os.path.exists(chapter):
             self.skipTest(f"no {chapter}")
-        ended = self.slurm.run(1, ["srun", "--mpi=pmix", "-N", "2", "-n", "4", chapter, *SMALL,
+        ended = self.slurm.run(1, ["srun", "--mpi=pmix", "-N", "2", "--ntasks-per-node=2", chapter, *SMALL,
                                    "--steps", "2", "--verify"])
         self.assertEqual(ended.returncode, 0, ended.stderr)
         self.assertIn("hosts   2: n1 (ranks 0 to 1), n2 (ranks 2 to 3)", ended.stdout)
