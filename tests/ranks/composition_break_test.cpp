@@ -82,7 +82,7 @@ Checks train(const Techniques& techniques, const Breaks& breaks = {}) {
         const Tensor squared_norm = updates.squared_norm();
         if (s == 0) verifier.gradient(updates.gradients());
         updates.step(options.optimizer.lr, squared_norm);
-        if (all.loss_group().size() > 1) all.loss_group().all_reduce(step.loss);
+        step.sum_loss(all.loss_group());
         const double loss = scalar(step.loss);
         updates.finish();
         verifier.after_step(s, loss, updates.values());

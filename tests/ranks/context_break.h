@@ -172,7 +172,8 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
         if (breaks.own_denominator)
             targets = std::ranges::count_if(batch.targets, [](int32_t t) { return t >= 0; });
         Context micro_batch{.batch = to_device(batch), .token_weight = float(1 / double(targets))};
-        micro_batch.loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        const Tensor sums = Tensor::zeros({2}, DType::fp64, Memory::workspace);  // as Step::sums
+        micro_batch.loss = sums.slice(0, 1);
         if (breaks.sum_in_backward) micro_batch.hooks = &in_backward;
         Saved saved;
         model.forward({}, saved, micro_batch);
@@ -187,7 +188,7 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
         if (step == 0) verifier.gradient(parameters.parts(&Parameter::grad));
         const Tensor squared_norm = squared_gradient_norm(parameters);
         optimizer.step(options.optimizer.lr, squared_norm);
-        if (world.size() > 1) mesh.group({"dp", "cp"}).all_reduce(micro_batch.loss);
+        if (world.size() > 1) mesh.group({"dp", "cp"}).all_reduce(sums);
         verifier.after_step(step, micro_batch.loss.to_host<double>()[0],
                             parameters.parts(&Parameter::value));
     }

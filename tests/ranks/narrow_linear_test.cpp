@@ -137,7 +137,7 @@ Outcome train(TensorOptions tensor, Breaks breaks = {}) {
             ScaledLinear::next_step(amax.tensor, world, breaks);
         const Tensor squared = optimizer.squared_norm();
         optimizer.step(step->learning_rate, squared);
-        if (dp.size() > 1) dp.all_reduce(step->loss);
+        step->sum_loss(dp);
         step->finish(squared);
     }
     Prediction predicted =

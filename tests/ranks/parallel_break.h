@@ -44,7 +44,8 @@ inline Checks train(const Options& options, Llama& model, const Technique& techn
     communication_reset_counts();
     for (int64_t step = 0; step < steps; ++step) {
         technique.begin_step();
-        const Tensor loss = Tensor::zeros({1}, DType::fp64, Memory::workspace);
+        const Tensor sums = Tensor::zeros({2}, DType::fp64, Memory::workspace),  // as Step::sums
+            loss = sums.slice(0, 1);
         for (int64_t m = 0; m < A; ++m) {
             const Batch batch = to_device(loader.batch(step * G + (m * N + world().rank()) * B, B));
             Context context{.batch = batch,
@@ -60,7 +61,7 @@ inline Checks train(const Options& options, Llama& model, const Technique& techn
         }
         if (step == 0) verifier.gradient(technique.gradients());
         technique.update();
-        if (world().size() > 1) world().all_reduce(loss);
+        if (world().size() > 1) world().all_reduce(sums);
         verifier.after_step(step, loss.to_host<double>()[0], technique.values());
     }
     return checks_of(verifier, report, technique.predicted, steps);

@@ -91,7 +91,7 @@ Checks train_with_buckets(bool zero_bubble, Breaks breaks = {}) {
         sync.finish();
         const Tensor squared = optimizer.squared_norm();
         optimizer.step(step->learning_rate, squared);
-        s.world.all_reduce(step->loss);
+        step->sum_loss(s.world);
         step->finish(squared);
     }
     Prediction step_prediction;
@@ -125,7 +125,7 @@ bool train_with_zero(bool zero_bubble, Breaks breaks = {}) {
         zero.end_all_micro_batches();
         const Tensor squared = zero.squared_norm();  // the copies of the tied weight have met
         zero.step(step->learning_rate, squared);
-        s.world.all_reduce(step->loss);
+        step->sum_loss(s.world);
         step->finish(squared);
     }
     const bool verified = run.finish([](Report&) { return true; });
@@ -187,7 +187,7 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
         s.pipeline.run(*step);
         sum_gradients(parameters, s.mesh);
         own = optimizer.own_squared_norm();
-        s.world.all_reduce(step->loss);
+        step->sum_loss(s.world);
         before = {};
         before.keep(parameters.parts(&Parameter::value));
         before.keep(optimizer.states());

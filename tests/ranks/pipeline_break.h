@@ -84,7 +84,7 @@ inline Checks train(const Schedule& schedule, bool tied = false, const Breaks& b
         const Tensor squared_norm = optimizer.squared_norm();
         if (breaks.tied_counts_twice && copy) copy->replica_groups.swap(nowhere);
         optimizer.step(options.optimizer.lr, squared_norm);
-        if (world.size() > 1) world.all_reduce(step.loss);
+        step.sum_loss(world);
         verifier.after_step(s, step.loss.to_host<double>()[0], parameters.parts(&Parameter::value));
     }
     Prediction predicted = predict(pipeline);
