@@ -93,12 +93,12 @@ struct PlannerOptions {
             .add("--rehearse", rehearse,
                  "Like 17/6144: train as rank 17 of 6144, alone; what it communicates is replaced "
                  "by waits as long as --hardware's links would take")
-            .ignores(
-                both({"--compare", "--estimate", "--plan", "--explain-layout", "--published",
-                      "--playbook", "--calibrate", "--gpus", "--batch-tokens"},
-                     {"--save", "--save-every", "--load", "--val-data", "--val-every", "--verify",
-                      "--sample", "--prompt", "--temperature", "--peak-tflops", "--copy-engines"}),
-                "a rank that is alone learns nothing that could be kept or compared");
+            .ignores(both({"--compare", "--estimate", "--plan", "--explain-layout", "--published",
+                           "--playbook", "--calibrate", "--gpus", "--batch-tokens"},
+                          {"--save", "--save-every", "--save-async", "--load", "--val-data",
+                           "--val-every", "--verify", "--sample", "--prompt", "--temperature",
+                           "--peak-tflops", "--copy-engines"}),
+                     "a rank that is alone learns nothing that could be kept or compared");
         const auto plans = [this] { return plan || explain_layout || !rehearse.empty(); };
         options
             .add("--gpus", gpus,

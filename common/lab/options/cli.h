@@ -19,6 +19,7 @@ struct Options {
     int64_t steps = 40, seq = 0, micro_batch = 8, grad_accum = 1;
     int64_t val_every = 100;  // steps
     int64_t save_every = 0;   // steps; 0: only at the end
+    bool save_async = false;
     OptimizerOptions optimizer;
     uint64_t seed = 1;
     bool shuffle = false;
@@ -72,9 +73,9 @@ inline const std::vector<std::string> training_outputs{"--save",      "--trace",
                                                        "--log-every", "--report"};
 // The options that decide how a run proceeds, not what a rank holds and sends in a step.
 inline const std::vector<std::string> training_course{
-    "--save-every", "--val-every",    "--prompt", "--temperature", "--data",
-    "--steps",      "--lr-steps",     "--warmup", "--seed",        "--shuffle",
-    "--verify",     "--ignore-token", "--svg",    "--peak-tflops", "--copy-engines"};
+    "--save-every",   "--save-async", "--val-every",   "--prompt",      "--temperature", "--data",
+    "--steps",        "--lr-steps",   "--warmup",      "--seed",        "--shuffle",     "--verify",
+    "--ignore-token", "--svg",        "--peak-tflops", "--copy-engines"};
 inline std::vector<std::string> both(std::vector<std::string> names,
                                      const std::vector<std::string>& more) {
     names.insert(names.end(), more.begin(), more.end());
