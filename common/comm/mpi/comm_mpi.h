@@ -101,10 +101,7 @@ public:
     void recv(void* data, int64_t bytes, int peer) { recv(data, bytes, peer, tag_); }
     void send(const void* data, int64_t bytes, int peer, int tag);
     void recv(void* data, int64_t bytes, int peer, int tag);
-    // For all of them; checks that the sizes are as expected. A wait that is not short sleeps for
-    // this many seconds between two checks; without a number, as let_waits_sleep() says.
-    void wait();
-    void wait(double seconds_asleep);
+    void wait();  // for all of them; checks that the sizes are as expected
     bool done();  // never blocks
 
     template <class Body>

@@ -55,13 +55,12 @@ void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
 static std::atomic<double> seconds_asleep = 0;  // between two checks
 void let_waits_sleep(double seconds) { seconds_asleep = seconds; }
 
-void Exchange::wait() { wait(seconds_asleep); }
-void Exchange::wait(double asleep) {
-    const double since = asleep > 0 ? machine_seconds() : 0;
+void Exchange::wait() {
+    const double since = seconds_asleep > 0 ? machine_seconds() : 0;
     while (!arrived()) {
         check_not_abandoned();
         if (since > 0 && machine_seconds() - since > 2e-4)
-            std::this_thread::sleep_for(std::chrono::duration<double>(asleep));
+            std::this_thread::sleep_for(std::chrono::duration<double>(seconds_asleep));
         else
             sched_yield();
     }
