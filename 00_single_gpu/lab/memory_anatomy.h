@@ -75,7 +75,7 @@ public:
         if (ends_.size() == 4 && !trace_recording()) memory_timeline_record(false);
     }
     void print_chart() const {
-        constexpr char letter[memory_categories + 1] = "PGOACWH";
+        constexpr std::string_view letter = "PGOACW";
         const std::vector<MemoryByCategory> columns = highest_by_column(width);
         int64_t highest = 1;
         for (const auto& column : columns) highest = std::max(highest, total(column));
@@ -90,8 +90,8 @@ public:
             for (const auto& column : columns) {
                 double sum = 0;
                 char shown = ' ';
-                for (int c = 0; c < memory_categories && shown == ' '; ++c)
-                    if ((sum += double(column[size_t(c)])) >= level) shown = letter[c];
+                for (size_t c = 0; c < letter.size() && shown == ' '; ++c)
+                    if ((sum += double(column[c])) >= level) shown = letter[c];
                 line += shown;
             }
             const bool labelled = row == height || row == height / 2;

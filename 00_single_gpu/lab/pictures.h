@@ -36,7 +36,7 @@ inline void draw_memory(const std::string& directory, const StepTimeline& timeli
     std::vector<Meaning> layers;
     std::vector<std::vector<double>> columns(held.size());
     for (int c = 0; c < memory_categories; ++c) {
-        if (Memory(c) == Memory::host) continue;  // not the device's memory
+        if (is_on_host(Memory(c))) continue;  // not the device's memory
         layers.push_back({role_of(Memory(c)), memory_names[size_t(c)]});
         for (size_t t = 0; t < held.size(); ++t) columns[t].push_back(double(held[t][size_t(c)]));
     }

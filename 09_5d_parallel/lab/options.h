@@ -168,12 +168,12 @@ struct Chapter {
             .flag("--compare", compare,
                   "Run each technique alone on the same ranks and batch, and print two tables")
             .ignores(both(training_outputs,
-                          {"--save-every", "--val-every",   "--prompt",       "--temperature",
-                           "--verify",     "--peak-tflops", "--lr",           "--lr-schedule",
-                           "--lr-steps",   "--warmup",      "--weight-decay", "--clip",
-                           "--dp",         "--tp",          "--cp",           "--ep",
-                           "--pp",         "--zero",        "--order",        "--max-nodes",
-                           "--estimate"}),
+                          {"--save-every",  "--save-async", "--val-every",   "--prompt",
+                           "--temperature", "--verify",     "--peak-tflops", "--lr",
+                           "--lr-schedule", "--lr-steps",   "--warmup",      "--weight-decay",
+                           "--clip",        "--dp",         "--tp",          "--cp",
+                           "--ep",          "--pp",         "--zero",        "--order",
+                           "--max-nodes",   "--estimate"}),
                      "it repeats one step, with each technique in turn, and learns nothing");
         options.option("--estimate")
             .ignores({"--gather-overlap", "--merge", "--router", "--renormalise", "--scaling",

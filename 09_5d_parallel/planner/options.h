@@ -95,9 +95,9 @@ struct PlannerOptions {
                  "by waits as long as --hardware's links would take")
             .ignores(both({"--compare", "--estimate", "--plan", "--explain-layout", "--published",
                            "--playbook", "--calibrate", "--gpus", "--batch-tokens"},
-                          {"--save", "--save-every", "--load", "--val-data", "--val-every",
-                           "--verify", "--sample", "--prompt", "--temperature", "--peak-tflops",
-                           "--copy-engines", "--resume", "--hang-seconds"}),
+                          {"--save", "--save-every", "--save-async", "--load", "--val-data",
+                           "--val-every", "--verify", "--sample", "--prompt", "--temperature",
+                           "--peak-tflops", "--copy-engines", "--resume", "--hang-seconds"}),
                      "a rank that is alone learns nothing that could be kept or compared");
         const auto plans = [this] { return plan || explain_layout || !rehearse.empty(); };
         options

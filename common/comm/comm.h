@@ -162,6 +162,10 @@ public:
     // Creates the group without communication: the caller knows its size and this rank's index in
     // it.
     Communicator split(int color, int key, std::string name, int ranks, int rank) const;
+    // The same ranks as a group of their own, whose calls between hosts (below: gather_strings to
+    // wait_asleep_for) cannot be mistaken for this group's, so another thread may make them. NCCL
+    // does not learn of it. All ranks of this communicator call it.
+    Communicator between_hosts(std::string name) const;
     // Rank `rank` of a group of `ranks` ranks whose others do not exist. It communicates alone: a
     // call is counted and lasts as long as imagine_links() says, but it brings this rank's own
     // numbers, and zeros from its peers. It can only be split into groups that the caller knows.
@@ -231,6 +235,9 @@ public:
     std::vector<std::string> gather_strings(const std::string& mine) const;
     std::string broadcast_string(const std::string& root_string,
                                  int root) const;  // likewise: returns root's
+    // Messages from and to host memory. Nothing is counted, and a wait that is not short sleeps.
+    void send_from_host(const void* data, int64_t bytes, int to) const;
+    void recv_on_host(void* data, int64_t bytes, int from) const;
     // The seconds to add to each rank's now_seconds() (trace.h) to get rank 0's. They are exact
     // between ranks of one machine, which share a clock, and measured between machines
     // (mpi/clock.cpp). Runs between hosts, like the two functions above.

@@ -53,7 +53,7 @@ std::string table(const MemoryByCategory& bytes) {
 int64_t total(const MemoryByCategory& bytes) {
     int64_t sum = 0;
     for (int c = 0; c < memory_categories; ++c)
-        if (Memory(c) != Memory::host) sum += bytes[size_t(c)];
+        if (!is_on_host(Memory(c))) sum += bytes[size_t(c)];
     return sum;
 }
 
@@ -137,14 +137,15 @@ void* memory_allocate(int64_t bytes, Memory category, Allocator* from) {
     std::lock_guard lock(t.mutex);
     const int64_t taken = std::max<int64_t>(padded(bytes), 256);
     const bool fits = total(t.now) + bytes <= limit;
-    void* data = category == Memory::host ? host_allocate(taken)
-                 : !fits                  ? nullptr
-                 : from                   ? from->allocate(taken)
-                                          : device_allocate(taken);
-    if (!data && category == Memory::host)
-        throw OutOfMemory(fmt::format("out of memory on the host: no {} more; held there: {}",
-                                      format_bytes(double(bytes)),
-                                      format_bytes(double(t.now[int(Memory::host)]))));
+    void* data = is_on_host(category) ? host_allocate(taken)
+                 : !fits              ? nullptr
+                 : from               ? from->allocate(taken)
+                                      : device_allocate(taken);
+    if (!data && is_on_host(category))
+        throw OutOfMemory(fmt::format(
+            "out of memory on the host: no {} more for {}; held there: {}",
+            format_bytes(double(bytes)), memory_names[int(category)],
+            format_bytes(double(t.now[int(Memory::host)] + t.now[int(Memory::checkpoint)]))));
     if (!data)
         throw OutOfMemory(fmt::format("out of memory: {} more for {} do not fit in {}; held: {}",
                                       format_bytes(double(bytes)), memory_names[int(category)],
@@ -160,7 +161,7 @@ void memory_free(void* data, int64_t bytes, Memory category, Allocator* to) {
     t.add(category, -bytes);
     if (t.observer.freed) t.observer.freed(data);
     if (to) return to->free(data);
-    category == Memory::host ? host_free(data) : device_free(data);
+    is_on_host(category) ? host_free(data) : device_free(data);
 }
 
 }  // namespace ultrascale

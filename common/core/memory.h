@@ -2,8 +2,9 @@
 //
 // The playbook's "memory anatomy": a training step holds parameters, gradients, optimizer states
 // and activations. We add two categories that every real system has: communication buffers and
-// workspace (an operation's scratch, the batch). Together these make up the device's memory; data
-// offloaded to the host's memory are counted separately. Each Tensor names its category when it is
+// workspace (an operation's scratch, the batch). Together these make up the device's memory. Two
+// more are in the host's memory, and counted separately: data offloaded there, and the copies from
+// which a checkpoint is written beside the training. Each Tensor names its category when it is
 // created. The counters below follow allocations in the order in which the host program makes them,
 // so the same program has the same peak on a CPU and on a GPU, in every run.
 #pragma once
@@ -15,13 +16,24 @@
 
 namespace ultrascale {
 
-enum class Memory { parameter, gradient, optimizer, activation, communication, workspace, host };
-inline constexpr int memory_categories = 7;
+enum class Memory {
+    parameter,
+    gradient,
+    optimizer,
+    activation,
+    communication,
+    workspace,
+    host,
+    checkpoint
+};
+inline constexpr int memory_categories = 8;
 inline constexpr std::array<const char*, memory_categories> memory_names = {
-    "parameters", "gradients", "optimizer", "activations", "communication", "workspace", "host"};
+    "parameters",    "gradients", "optimizer", "activations",
+    "communication", "workspace", "host",      "checkpoint"};
+inline constexpr bool is_on_host(Memory category) { return category >= Memory::host; }
 
 using MemoryByCategory = std::array<int64_t, memory_categories>;  // bytes, indexed by Memory
-int64_t total(const MemoryByCategory& bytes);  // on the device: without Memory::host
+int64_t total(const MemoryByCategory& bytes);  // on the device: without what is_on_host()
 
 // A point of the timeline: the bytes held `seconds` after the program's start.
 struct MemoryPoint {

@@ -71,7 +71,7 @@ Tensor Tensor::zeros(Shape shape, DType dtype, Memory category, std::shared_ptr<
     return t;
 }
 
-bool Tensor::on_host() const { return storage_ && storage_->category == Memory::host; }
+bool Tensor::on_host() const { return storage_ && is_on_host(storage_->category); }
 
 Tensor Tensor::view(Shape shape) const {
     check(ultrascale::numel(shape) == numel(), "view: the number of elements must stay the same");

@@ -135,8 +135,8 @@ public:
     int64_t rows() const { return cols() == 0 ? 0 : numel() / cols(); }
 
     void* data() const { return data_; }
-    // Whether the category is Memory::host. On CUDA such a tensor is not in the device's memory; on
-    // the CPU it is only counted separately.
+    // Whether is_on_host(its category). On CUDA such a tensor is not in the device's memory; on the
+    // CPU it is only counted separately.
     bool on_host() const;
     template <class T>
     T* as() const {  // the device's address; checks the dtype

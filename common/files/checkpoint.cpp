@@ -8,7 +8,6 @@
 
 #include "checkpoint_experts.h"
 #include "core/trace.h"
-#include "gather_parts.h"
 #include "json_fields.h"
 #include "strict_json.h"
 
@@ -18,19 +17,6 @@ namespace {
 using json = nlohmann::json;
 using nlohmann::ordered_json;
 namespace fs = std::filesystem;
-
-// Communication and copies during its lifetime belong to no step: they are not counted, --profile
-// does not show them, and --trace shows them as one span.
-class BesideTheSteps {
-public:
-    BesideTheSteps() = default;
-    ~BesideTheSteps() { communication_set_counts(counts_); }
-    BesideTheSteps(const BesideTheSteps&) = delete;
-
-private:
-    const Untraced untraced_{"save"};
-    const CommunicationCounts counts_ = communication_counts();
-};
 
 // Whether an earlier save, or Hugging Face, may have written a file of this name for the same
 // purpose.
@@ -93,61 +79,86 @@ void check_can_save(const std::string& dir) {
     probe.write("x");
 }
 
-namespace {
-
-// Writes the tensors of which all ranks hold `parts`, one after the other, converted to `dtype` if
-// one is given. Only rank 0 has a `dir`.
-void write_tensors(const std::string* dir, const std::string& stem, std::vector<TensorPart> parts,
-                   const SaveOptions& options, std::optional<DType> dtype,
-                   int64_t max_shard_bytes) {
-    const GatherParts gather(options.spread_over, std::move(parts));
-    std::vector<SafetensorsWriter::Item> items;
-    for (const auto& tensor : gather.tensors())
-        items.push_back({tensor.name, tensor.shape, dtype.value_or(tensor.dtype)});
-    std::optional<SafetensorsWriter> writer;
-    if (dir) writer.emplace(*dir, stem, std::move(items), max_shard_bytes);
-    for (size_t i = 0; i < gather.tensors().size(); ++i) {
-        const Tensor whole = gather.gather(i);
-        if (writer) writer->write(whole);
-    }
-    if (writer) writer->finish();
-}
-
-}  // namespace
-
-void save_checkpoint(const std::string& dir, const LlamaConfig& config,
-                     const ParameterList& parameters, const SaveOptions& options) {
-    save_checkpoint(dir, config, parameters.parts(&Parameter::value), options);
-}
-
-void save_checkpoint(const std::string& dir, const LlamaConfig& config,
-                     const std::vector<TensorPart>& weights, const SaveOptions& options) {
-    check(options.state || options.optimizer.empty(),
-          "save_checkpoint: optimizer tensors without a training state");
-    const BesideTheSteps beside_the_steps;
-    std::optional<StagedFiles> staged;  // on the rank that writes
-    if (!options.spread_over || options.spread_over->rank() == 0) staged.emplace(dir);
-    const std::string* to = staged ? &staged->staging() : nullptr;
-    if (to) write_file(*to + "/config.json", config_json(config, options.dtype));
+// The weights, and the states that Hugging Face keeps among them.
+static std::vector<TensorPart> model_parts(const std::vector<TensorPart>& weights,
+                                           const SaveOptions& options) {
     std::vector<TensorPart> model = weights;
     for (const TensorPart& state : options.optimizer)
         if (const std::string name = weight_of(state.name); !name.empty())
             model.push_back(state), model.back().name = name;
-    write_tensors(to, "model", std::move(model), options, options.dtype, options.max_shard_bytes);
+    return model;
+}
+
+static std::string state_text(const TrainingState& s) {
+    ordered_json state = {
+        {"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen},
+        {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
+    if (!s.data.empty()) state["data"] = s.data, state["data_tokens"] = s.data_tokens;
+    if (!s.recipe.empty()) state["recipe"] = s.recipe;
+    if (!s.options.empty()) state["options"] = s.options;
+    // JSON must be UTF-8, but a path need not be: other bytes are replaced, and a resumed run does
+    // not find the file.
+    return state.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+static std::optional<Communicator> group_for(const SaveOptions& options) {
+    if (!options.spread_over) return {};
+    return options.from_copies ? options.spread_over->between_hosts("saves") : *options.spread_over;
+}
+
+CheckpointSave::CheckpointSave(const LlamaConfig& config, const std::vector<TensorPart>& weights,
+                               const SaveOptions& options)
+    : group_(group_for(options)),
+      config_(config_json(config, options.dtype)),
+      dtype_(options.dtype),
+      max_shard_bytes_(options.max_shard_bytes),
+      model_(ranks(), model_parts(weights, options)) {
+    check(options.state || options.optimizer.empty(),
+          "save_checkpoint: optimizer tensors without a training state");
     if (options.state) {
-        write_tensors(to, "optimizer", options.optimizer, options, std::nullopt, INT64_MAX);
-        const TrainingState& s = *options.state;
-        ordered_json state = {
-            {"step", s.step}, {"next_sample", s.next_sample}, {"tokens_seen", s.tokens_seen},
-            {"seed", s.seed}, {"shuffled", s.shuffled},       {"seq", s.seq}};
-        if (!s.data.empty()) state["data"] = s.data, state["data_tokens"] = s.data_tokens;
-        if (!s.recipe.empty()) state["recipe"] = s.recipe;
-        if (!s.options.empty()) state["options"] = s.options;
-        // JSON must be UTF-8, but a path need not be: other bytes are replaced, and a resumed run
-        // does not find the file.
-        if (to)
-            write_file(*to + "/trainer_state.json",
-                       state.dump(2, ' ', false, json::error_handler_t::replace) + "\n");
+        state_ = state_text(*options.state);
+        optimizer_.emplace(ranks(), options.optimizer);
+    }
+    if (!options.from_copies) return;
+    model_.keep_copies();
+    if (optimizer_) optimizer_->keep_copies();
+}
+
+int64_t CheckpointSave::own_bytes() const {
+    return model_.own_bytes() + (optimizer_ ? optimizer_->own_bytes() : 0);
+}
+
+void CheckpointSave::copy(const std::vector<TensorPart>& weights, const SaveOptions& options) {
+    model_.copy(model_parts(weights, options));
+    if (optimizer_) optimizer_->copy(options.optimizer), state_ = state_text(*options.state);
+    compute_stream().synchronize();
+}
+
+// Writes the tensors one after the other, converted to `dtype` if one is given. Only rank 0 has a
+// `dir`.
+static void write_tensors(const std::string* dir, const std::string& stem, const GatherParts& parts,
+                          std::optional<DType> dtype, int64_t max_shard_bytes) {
+    std::vector<SafetensorsWriter::Item> items;
+    for (const auto& tensor : parts.tensors())
+        items.push_back({tensor.name, tensor.shape, dtype.value_or(tensor.dtype)});
+    std::optional<SafetensorsWriter> writer;
+    if (dir) writer.emplace(*dir, stem, std::move(items), max_shard_bytes);
+    for (size_t i = 0; i < parts.tensors().size(); ++i) {
+        const std::vector<char> values = parts.gather(i);
+        if (writer) writer->write(values, parts.tensors()[i].dtype);
+    }
+    if (writer) writer->finish();
+}
+
+void CheckpointSave::write(const std::string& dir) const {
+    std::optional<StagedFiles> staged;  // on the rank that writes
+    if (!group_ || group_->rank() == 0) staged.emplace(dir);
+    const std::string* to = staged ? &staged->staging() : nullptr;
+    if (to) write_file(*to + "/config.json", config_);
+    write_tensors(to, "model", model_, dtype_, max_shard_bytes_);
+    if (optimizer_) {
+        write_tensors(to, "optimizer", *optimizer_, std::nullopt, INT64_MAX);
+        if (to) write_file(*to + "/trainer_state.json", state_);
     }
     if (staged) {
         std::vector<std::string> stale;
@@ -157,8 +168,19 @@ void save_checkpoint(const std::string& dir, const LlamaConfig& config,
         }
         staged->commit(stale);
     }
-    if (options.spread_over)
-        options.spread_over->barrier();  // after it, the checkpoint is complete
+    if (group_) group_->wait_asleep_for(0);
+}
+
+void save_checkpoint(const std::string& dir, const LlamaConfig& config,
+                     const ParameterList& parameters, const SaveOptions& options) {
+    save_checkpoint(dir, config, parameters.parts(&Parameter::value), options);
+}
+
+// --profile does not show what belongs to no step, and --trace shows it as one span.
+void save_checkpoint(const std::string& dir, const LlamaConfig& config,
+                     const std::vector<TensorPart>& weights, const SaveOptions& options) {
+    const Untraced one_span("save");
+    CheckpointSave(config, weights, options).write(dir);
 }
 
 bool has_training_state(const std::string& dir) {

@@ -10,10 +10,12 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/comm.h"
+#include "gather_parts.h"
 #include "model/config.h"
 #include "model/parameter.h"
 #include "safetensors.h"
@@ -59,14 +61,45 @@ struct SaveOptions {
     std::vector<TensorPart> optimizer = {};  // saved in their own dtype; only with a state
     // All these ranks call it, each with its parts. nullptr: one rank calls it and has everything.
     const Communicator* spread_over = nullptr;
+    // For a save beside the training: it reads copies of the tensors, and communicates in a group
+    // of its own.
+    bool from_copies = false;
 };
 // A run may keep more checkpoints in subfolders (saves.h); a file of this name contains the latest
 // one's name. A save into the folder itself removes this file.
 inline const char* const latest_checkpoint = "latest_checkpoint";
 
-// `weights`: this rank's parts of the model's values. Files of an earlier save that this one does
-// not replace (optimizer state, other shards) are removed, so the directory always holds one
-// checkpoint. A save's communication belongs to no training step and is not counted.
+// What a checkpoint consists of, and how it is written. `weights`: this rank's parts of the model's
+// values. All ranks of options.spread_over make all calls.
+class CheckpointSave {
+public:
+    CheckpointSave(const LlamaConfig& config, const std::vector<TensorPart>& weights,
+                   const SaveOptions& options);
+    CheckpointSave(const CheckpointSave&) = delete;
+    // Files of an earlier save that this one does not replace (optimizer state, other shards) are
+    // removed, so the directory always holds one checkpoint. Rank 0 writes; on the other ranks the
+    // call returns when it has done so. A save's communication is not counted.
+    void write(const std::string& dir) const;
+
+    // The bytes that are taken from this rank.
+    int64_t own_bytes() const;
+    // With options.from_copies, the constructor has allocated copies of them in host memory
+    // (Memory::checkpoint). copy() fills these, from parts like the constructor's, and waits for
+    // that. Then another thread may write() while the training goes on.
+    void copy(const std::vector<TensorPart>& weights, const SaveOptions& options);
+
+private:
+    std::optional<Communicator> group_;
+    const Communicator* ranks() const { return group_ ? &*group_ : nullptr; }
+
+    std::string config_, state_;  // the texts of config.json and trainer_state.json
+    DType dtype_;                 // of the weights in the file
+    int64_t max_shard_bytes_;
+    GatherParts model_;
+    std::optional<GatherParts> optimizer_;  // only with a state
+};
+
+// Collects and writes at once.
 void save_checkpoint(const std::string& dir, const LlamaConfig& config,
                      const std::vector<TensorPart>& weights, const SaveOptions& options = {});
 void save_checkpoint(const std::string& dir, const LlamaConfig& config,

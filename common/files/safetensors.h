@@ -81,8 +81,9 @@ public:
     };
     SafetensorsWriter(const std::string& dir, const std::string& stem, std::vector<Item> items,
                       int64_t max_shard_bytes = default_shard_bytes);
-    // Writes the next item's value. A different floating-point dtype is converted.
-    void write(const Tensor& value);
+    // Writes the next item, whose values have this dtype; another floating-point dtype than the
+    // item's is converted.
+    void write(const std::vector<char>& values, DType dtype);
     void finish();  // call it after the last item
     ~SafetensorsWriter();
 

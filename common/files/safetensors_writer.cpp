@@ -56,22 +56,19 @@ void SafetensorsWriter::next_file() {
     ++next_shard_;
 }
 
-void SafetensorsWriter::write(const Tensor& value) {
+void SafetensorsWriter::write(const std::vector<char>& values, DType dtype) {
     check(next_item_ < items_.size(), "more tensors written than announced");
     if (!file_ || next_item_ == shard_ends_[next_shard_ - 1]) next_file();
     const Item& item = items_[next_item_++];
-    check(value.shape() == item.shape, "tensor written with a different shape than announced");
-    if (value.numel() == 0) return;
-    std::vector<unsigned char> host(size_t(value.bytes()));
-    value.copy_to_host(host.data());
-    if (value.dtype() != item.dtype) {
-        Convert convert = converter(safetensors_dtype(value.dtype()), item.dtype);
-        check(convert, "tensor written with a dtype that cannot be converted");
-        std::vector<unsigned char> converted(size_t(value.numel() * dtype_bytes(item.dtype)));
-        convert(converted.data(), host.data(), value.numel());
-        host.swap(converted);
-    }
-    file_->write(host.data(), int64_t(host.size()));
+    const int64_t elements = numel(item.shape);
+    check(int64_t(values.size()) == elements * dtype_bytes(dtype),
+          "tensor written with a different size than announced");
+    if (dtype == item.dtype) return file_->write(values.data(), int64_t(values.size()));
+    const Convert convert = converter(safetensors_dtype(dtype), item.dtype);
+    check(convert, "tensor written with a dtype that cannot be converted");
+    std::vector<char> converted(size_t(elements * dtype_bytes(item.dtype)));
+    convert(converted.data(), reinterpret_cast<const unsigned char*>(values.data()), elements);
+    file_->write(converted.data(), int64_t(converted.size()));
 }
 
 void SafetensorsWriter::finish() {

@@ -152,9 +152,8 @@ TensorPart::TensorPart(const Parameter& p, Tensor tensor, int64_t begin, const s
       begin(begin),
       tensor(std::move(tensor)) {}
 
-void TensorPart::for_each_block(
-    const std::function<void(const std::vector<Range>&, int64_t, int64_t)>& visit) const {
-    const int64_t count = tensor.numel();
+void TensorPart::for_each_block(const std::vector<Range>& slice, int64_t begin, int64_t count,
+                                const Visit& visit) {
     if (count == 0) return;
     check(!slice.empty() && slice.size() <= 2, "a part of a tensor of one or two dimensions");
     if (slice.size() == 1)

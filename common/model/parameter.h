@@ -79,8 +79,14 @@ struct TensorPart {
     // Calls visit(block, first, count) in order for the one to three rectangular blocks that make
     // up the part. A block is one range per dimension of the whole tensor; row-major, it holds the
     // part's `count` elements from `first` on.
-    void for_each_block(const std::function<void(const std::vector<Range>&, int64_t first,
-                                                 int64_t count)>& visit) const;
+    using Visit =
+        std::function<void(const std::vector<Range>& block, int64_t first, int64_t count)>;
+    void for_each_block(const Visit& visit) const {
+        for_each_block(slice, begin, tensor.numel(), visit);
+    }
+    // The same for a part that is only described: `count` elements of `slice` from `begin` on.
+    static void for_each_block(const std::vector<Range>& slice, int64_t begin, int64_t count,
+                               const Visit& visit);
 };
 
 // Fills `to` with the parameter's elements from `begin` on, drawn from (seed, name) by random.h, so

@@ -63,12 +63,7 @@ void Run::start(TrainingSetup what) {
     if (!what_.label.empty()) report_->technique(what_.label, what_.technique, what_.layout);
     if (validation_)
         print(fmt::format("  valid.  {}{}", validation_->description(), what_.validation_note));
-    const auto save = [&](const std::string& dir) {
-        SaveOptions save{.dtype = options_.dtype, .spread_over = &world};
-        if (!what_.weights_only) save.state = &state_, save.optimizer = what_.updater->states();
-        save_checkpoint(dir, shape_.config, values(), save);
-    };
-    saves_.emplace(options_, save, [&] { return all_finite(values()); });
+    start_saves();
     saves_->print_plan(state_);
     const bool small = parameter_count(shape_.config) < 5'000'000;
     if (options_.steps > 0 && options_.verify.value_or(small)) {
@@ -97,6 +92,29 @@ void Run::start(TrainingSetup what) {
     if (world.size() > 1) world.barrier();  // the plain run kept rank 0 busy
     if (!what_.imagined) slow_down(options_);
     communication_reset_counts();
+}
+
+void Run::start_saves() {
+    const auto finite = [this] { return all_finite(values()); };
+    const auto what = [this] {
+        SaveOptions save{.dtype = options_.dtype, .spread_over = &Communicator::world()};
+        if (!what_.weights_only) save.state = &state_, save.optimizer = what_.updater->states();
+        return save;
+    };
+    if (!options_.save_async) {
+        const auto write = [=, this](const std::string& dir) {
+            save_checkpoint(dir, shape_.config, values(), what());
+        };
+        saves_.emplace(options_, write, finite);
+        return;
+    }
+    SaveOptions from_copies = what();
+    from_copies.from_copies = true;
+    copies_.emplace(shape_.config, values(), from_copies);
+    report_->checkpoint_copies(copies_->own_bytes());
+    saves_.emplace(
+        options_, [this](const std::string& dir) { copies_->write(dir); }, finite,
+        SaveCopies{[=, this] { copies_->copy(values(), what()); }, copies_->own_bytes()});
 }
 
 Step* Run::next() {
@@ -161,6 +179,7 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
 
 void Run::stop_unless_finite() {
     if (not_finite_.empty()) return;
+    saves_->wait();
     const std::string& last = saves_->last_finite();
     what_.updater->finish();
     span_.reset();
@@ -221,6 +240,8 @@ bool Run::finish(const std::function<bool(Report&)>& sections) {
         stop_unless_finite();
     }
     if (options_.sample > 0) print_sample(what_.next_token, options_, shape_.seq);
+    saves_->wait();
+    saves_->report_times(*report_);
     if (!saves_->at_end(state_.step)) not_finite_ = "weights";
     stop_unless_finite();
     report_->finish();

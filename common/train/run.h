@@ -104,6 +104,7 @@ private:
     };
     std::vector<TensorPart> values();
     double validation_loss();
+    void start_saves();
     void stop_unless_finite();
     void stop_if_asked();
     void end_step(const Begun& begun, double loss, double squared_norm);
@@ -125,6 +126,7 @@ private:
     double finished_at_ = 0;              // when the last finished step ended, in seconds
     TrainingSetup what_;
     std::optional<Report> report_;
+    std::optional<CheckpointSave> copies_;  // --save-async
     std::optional<Saves> saves_;
     std::optional<Verifier> verifier_;
     std::optional<Begun> steps_[2];  // this step and the previous one

@@ -31,9 +31,11 @@ private:
 
 class Victim {
 public:
-    Victim(int ranks, const std::string& chapter, const std::string& arguments)
+    Victim(int ranks, const std::string& chapter, const std::string& arguments,
+           const std::string& saving = "")
         : ranks_(ranks),
           chapter_(chapter),
+          saving_("--save-every 1 " + saving),
           arguments_("--seq 8 --micro-batch 2 --lr 1e-2 --shuffle --no-verify " + arguments),
           uninterrupted_(train(
               ranks, chapter,
@@ -72,8 +74,8 @@ private:
     void run_a_while() {
         const std::string from = anything_saved() ? "--load " + saved_ : "--model " + model_.path();
         const std::string arguments =
-            fmt::format("{} {} --steps {} --save {} --save-every 1 --peak-tflops 1", from,
-                        arguments_, steps_of_a_run, saved_);
+            fmt::format("{} {} --steps {} --save {} {} --peak-tflops 1", from, arguments_,
+                        steps_of_a_run, saved_, saving_);
         ranks_ == 0 ? run(chapter_, arguments) : run_ranks(ranks_, chapter_, arguments, 60);
     }
     // Waits for `saves` saves of the run, and a moment more.
@@ -125,15 +127,16 @@ private:
     const TempDir dir_;
     const std::string saved_ = dir_ / "saved";
     const int ranks_;
-    const std::string chapter_, arguments_;
+    const std::string chapter_, saving_, arguments_;
     const Outcome uninterrupted_;
     int in_a_save_ = 0;
     std::set<int64_t> steps_;
 };
 
 TEST(Killed, AtAFewMoments) {
-    Victim alone(0, "00_single_gpu", ""), one_of_two(2, "02_zero", "--stage 3");
-    for (Victim* victim : {&alone, &one_of_two}) {
+    Victim alone(0, "00_single_gpu", ""), one_of_two(2, "02_zero", "--stage 3"),
+        beside(2, "02_zero", "--stage 3", "--save-async");
+    for (Victim* victim : {&alone, &one_of_two, &beside}) {
         victim->survives(3, 1);
         EXPECT_FALSE(victim->steps().empty());
     }
@@ -141,8 +144,9 @@ TEST(Killed, AtAFewMoments) {
 
 class LongKilled : public testing::Test {
 protected:
-    static void survives(int ranks, const char* chapter, const char* arguments) {
-        Victim victim(ranks, chapter, arguments);
+    static void survives(int ranks, const char* chapter, const char* arguments,
+                         const char* saving = "") {
+        Victim victim(ranks, chapter, arguments, saving);
         victim.survives(50, 2);
         EXPECT_GE(victim.in_a_save(), 5);
         EXPECT_GE(victim.steps().size(), 20u);
@@ -150,6 +154,9 @@ protected:
 };
 TEST_F(LongKilled, AtFiftyMoments) { survives(0, "00_single_gpu", ""); }
 TEST_F(LongKilled, AtFiftyMomentsOnTwoRanks) { survives(2, "02_zero", "--stage 3"); }
+TEST_F(LongKilled, AtFiftyMomentsWhileItSavesBesideTheSteps) {
+    survives(2, "02_zero", "--stage 3", "--save-async");
+}
 TEST_F(LongKilled, AtFiftyMomentsWhileParametersAreGathered) {
     survives(2, "02_zero", "--stage 2 --gather-overlap forward");
 }

@@ -165,7 +165,7 @@ TEST(SingleGpuTrace, IsWhatPerfettoReads) {
         EXPECT_TRUE(names.count(name)) << name;
     EXPECT_EQ(counters,
               (std::set<std::string>{"parameters", "gradients", "optimizer", "activations",
-                                     "communication", "workspace", "host"}));
+                                     "communication", "workspace", "host", "checkpoint"}));
     EXPECT_EQ(optimizer_before, 0);  // the first step's update allocates the states
     EXPECT_EQ(optimizer_after,
               outcome.summary.at("memory").at("optimizer").at("measured").get<double>());

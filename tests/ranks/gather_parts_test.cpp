@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <numeric>
 #include <random>
+#include <thread>
+
+#include "core/ops.h"
 
 namespace ultrascale {
 namespace {
@@ -61,20 +64,51 @@ std::vector<int64_t> random_cuts(int64_t count, int pieces, std::minstd_rand& ra
     return cuts;
 }
 
-void expect_gathered(const std::vector<Whole>& wholes, const std::vector<TensorPart>& mine) {
-    const GatherParts gather(&world(), mine);
+std::vector<float> floats(const std::vector<char>& bytes, DType dtype) {
+    Tensor tensor =
+        Tensor::empty({int64_t(bytes.size()) / dtype_bytes(dtype)}, dtype, Memory::workspace);
+    tensor.copy_from_host(bytes.data());
+    return tensor.to_host_float();
+}
+
+void expect_gathered(const GatherParts& gather, const std::vector<Whole>& wholes) {
     ASSERT_EQ(gather.tensors().size(), wholes.size());
     for (size_t i = 0; i < wholes.size(); ++i) {
         const auto whole = std::ranges::find(wholes, gather.tensors()[i].name, &Whole::name);
         ASSERT_NE(whole, wholes.end());
         EXPECT_EQ(gather.tensors()[i].shape, whole->shape);
         EXPECT_EQ(gather.tensors()[i].dtype, whole->dtype);
-        const Tensor tensor = gather.gather(i);
-        EXPECT_EQ(bool(tensor), world().rank() == 0);
-        if (!tensor) continue;
-        EXPECT_EQ(tensor.shape(), whole->shape);
-        EXPECT_EQ(tensor.to_host_float(), whole->values()) << whole->name;
+        const std::vector<char> bytes = gather.gather(i);
+        EXPECT_EQ(bytes.empty(), world().rank() != 0);
+        if (world().rank() == 0) {
+            EXPECT_EQ(floats(bytes, whole->dtype), whole->values()) << whole->name;
+        }
     }
+}
+
+// Gathers the parts themselves, and copies of them, which another thread reads after the parts have
+// changed, in a group of its own and while this thread communicates.
+void expect_gathered(const std::vector<Whole>& wholes, const std::vector<TensorPart>& mine) {
+    expect_gathered(GatherParts(&world(), mine), wholes);
+    const Communicator group = world().between_hosts("copies");
+    GatherParts copies(&group, mine);
+    const auto held = [] { return memory_now()[size_t(Memory::checkpoint)]; };
+    const int64_t before = held();
+    copies.keep_copies();
+    EXPECT_EQ(held() - before, copies.own_bytes());
+    int64_t bytes = 0, wanted = 0;
+    for (const std::string& one : world().gather_strings(std::to_string(copies.own_bytes())))
+        bytes += std::stoll(one);
+    for (const Whole& whole : wholes) wanted += numel(whole.shape) * dtype_bytes(whole.dtype);
+    EXPECT_EQ(bytes, wanted);  // each element is copied once, however many ranks have it
+    copies.copy(mine);
+    compute_stream().synchronize();
+    for (const TensorPart& part : mine) ops::fill(part.tensor, 0);
+    std::thread other([&] { expect_gathered(copies, wholes); });
+    Tensor ones = tensor_of({1}, DType::fp32);
+    for (int call = 0; call < 20; ++call) world().all_reduce(ones, Reduce::average);
+    other.join();
+    EXPECT_EQ(ones.to_host_float(), std::vector<float>{1});
 }
 
 const std::vector<Whole> wholes = {
@@ -166,7 +200,7 @@ TEST(GatherParts, OneRankHasEverything) {
     }
     // Without a group this rank is the only one.
     const GatherParts alone(nullptr, {wholes[0].part({}, 50, 91), wholes[0].part({}, 0, 50)});
-    EXPECT_EQ(alone.gather(0).to_host_float(), wholes[0].values());
+    EXPECT_EQ(floats(alone.gather(0), DType::fp32), wholes[0].values());
 }
 
 // Parts that do not cover the tensor are a programming error, which is detected when they are put
@@ -183,7 +217,7 @@ TEST(GatherParts, AMissingPieceIsNamed) {
         if (world().rank() == 0)
             EXPECT_THROW(gather.gather(0), std::logic_error) << missing;
         else
-            EXPECT_FALSE(gather.gather(0));
+            EXPECT_TRUE(gather.gather(0).empty());
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include "saved_checkpoint.h"
 #include "tests/test_util.h"
+#include "write_tensor.h"
 
 namespace ultrascale {
 namespace {
@@ -41,7 +42,7 @@ protected:
         for (const TensorPart& part : parts)
             items.push_back({part.name, part.tensor.shape(), DType::fp32});
         SafetensorsWriter writer(dir_.path(), "model", items);
-        for (const TensorPart& part : parts) writer.write(part.tensor);
+        for (const TensorPart& part : parts) test::write(writer, part.tensor);
         writer.finish();
     }
     Names notes(bool loaded = true) {

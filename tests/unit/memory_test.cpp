@@ -49,7 +49,10 @@ TEST(Memory, OfTheHostIsBesideTheDevices) {
                  ones = floats(100, Memory::host);
     EXPECT_TRUE(zeros.on_host() && zeros.slice(10, 20).on_host());
     EXPECT_FALSE(floats(1, Memory::workspace).on_host());
+    const Tensor copy = floats(50, Memory::checkpoint);
+    EXPECT_TRUE(copy.on_host());
     EXPECT_EQ(difference(memory_now(), before)[int(Memory::host)], 800);
+    EXPECT_EQ(difference(memory_now(), before)[int(Memory::checkpoint)], 200);
     EXPECT_EQ(total(memory_now()), total(before));
     EXPECT_EQ(zeros.to_host<float>(), std::vector<float>(100, 0.0f));
 

@@ -4,6 +4,7 @@
 #include "files/safetensors.h"
 #include "tests/test_files.h"
 #include "tests/test_util.h"
+#include "write_tensor.h"
 
 namespace ultrascale {
 namespace {
@@ -23,7 +24,8 @@ protected:
                                   {"d", {1}, DType::fp32}},
                                  24);
         for (int64_t size : {4, 2, 8, 1})
-            writer.write(tensor_of(Doubles(size_t(size), double(size)), {size}, DType::fp32));
+            test::write(writer,
+                        tensor_of(Doubles(size_t(size), double(size)), {size}, DType::fp32));
         writer.finish();
     }
     void break_index(const std::string& from, const std::string& to, const std::string& message) {

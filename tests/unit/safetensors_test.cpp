@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "tests/test_files.h"
+#include "write_tensor.h"
 
 namespace ultrascale {
 namespace {
@@ -70,7 +71,7 @@ TEST(Safetensors, ReadsAnySlice) {
     std::vector<float> values(2 * 3 * 4);
     for (size_t i = 0; i < values.size(); ++i) values[i] = float(i);
     SafetensorsWriter writer(dir.path(), "x", {{"t", {2, 3, 4}, DType::fp32}});
-    writer.write(tensor(values, {2, 3, 4}));
+    test::write(writer, tensor(values, {2, 3, 4}));
     writer.finish();
     Safetensors file = Safetensors::file(dir / "x.safetensors");
     for (int64_t a = 0; a <= 2; ++a)
@@ -97,7 +98,7 @@ TEST(Safetensors, ConvertsEachFloatingDtypeToEachOther) {
     const std::vector<float> values = {0, -1.5f, 0.1f, 65504, -inf, 3e-6f};
     for (DType stored : {DType::fp32, DType::bf16, DType::fp16}) {
         SafetensorsWriter writer(dir.path(), "x", {{"t", {6}, stored}});
-        writer.write(tensor(values, {6}));
+        test::write(writer, tensor(values, {6}));
         writer.finish();
         Safetensors file = Safetensors::file(dir / "x.safetensors");
         for (DType wanted : {DType::fp32, DType::bf16, DType::fp16}) {
@@ -123,9 +124,10 @@ TEST(Safetensors, KeepsEveryBitOfEveryDtype) {
     SafetensorsWriter writer(
         dir.path(), "x",
         {{"d", {3}, DType::fp64}, {"i", {2}, DType::int32}, {"f", {3}, DType::fp32}});
-    writer.write(Tensor::from_host(std::span<const double>(doubles), {3}, Memory::workspace));
-    writer.write(Tensor::from_host(std::span<const int32_t>(ints), {2}, Memory::workspace));
-    writer.write(tensor(floats, {3}));
+    test::write(writer,
+                Tensor::from_host(std::span<const double>(doubles), {3}, Memory::workspace));
+    test::write(writer, Tensor::from_host(std::span<const int32_t>(ints), {2}, Memory::workspace));
+    test::write(writer, tensor(floats, {3}));
     writer.finish();
     Safetensors file = Safetensors::file(dir / "x.safetensors");
     Tensor d = Tensor::empty({3}, DType::fp64, Memory::workspace),
@@ -232,9 +234,9 @@ TEST(SafetensorsWriter, LeavesNothingBehindWhenItIsNotFinished) {
     {
         SafetensorsWriter writer(dir.path(), "x",
                                  {{"a", {2}, DType::fp32}, {"b", {2}, DType::fp32}});
-        writer.write(tensor({1, 2}, {2}));
+        test::write(writer, tensor({1, 2}, {2}));
         EXPECT_THROW(writer.finish(), std::logic_error);
-        EXPECT_THROW(writer.write(tensor({1, 2, 3}, {3})), std::logic_error);
+        EXPECT_THROW(test::write(writer, tensor({1, 2, 3}, {3})), std::logic_error);
     }
     EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
@@ -243,7 +245,7 @@ TEST(SafetensorsWriter, UnwritableDirectory) {
     TempDir dir;
     put(dir / "file", "");
     SafetensorsWriter writer(dir / "file", "x", {{"a", {1}, DType::fp32}});
-    expect_error([&] { writer.write(tensor({1}, {1})); },
+    expect_error([&] { test::write(writer, tensor({1}, {1})); },
                  "file/x.safetensors: cannot be written: Not a directory");
     SafetensorsWriter other(dir / "absent", "x", {});
     expect_error([&] { other.finish(); },

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <future>
 #include <set>
 
 #include "files/checkpoint.h"
@@ -85,6 +87,48 @@ TEST_F(SavesOfARun, OnlyFiniteWeights) {
     EXPECT_EQ(Saves(options, write, [] { return true; }).last_finite(), options.load);
     options.steps = 0;  // copies the loaded checkpoint
     EXPECT_TRUE(Saves(options, write, [] { return false; }).at_end(0));
+}
+
+// --save-async: only the copy stops the training. The next save waits for the one before.
+TEST_F(SavesOfARun, BesideTheSteps) {
+    Options options;
+    options.save = dir_.path(), options.save_every = 2;
+    std::promise<void> may_write;
+    const std::shared_future<void> allowed = may_write.get_future().share();
+    std::atomic<int> copies = 0, written = 0;
+    const auto slowly = [&](const std::string& folder) {
+        allowed.wait();
+        EXPECT_EQ(++written, copies.load());  // no copy is replaced before it is written
+        write(folder);
+    };
+    Saves saves(options, slowly, [] { return true; }, {[&] { ++copies; }, 1});
+    EXPECT_TRUE(saves.after_step(2) && saves.after_step(3));
+    EXPECT_EQ(copies, 1);
+    EXPECT_FALSE(fs::exists(dir_ / "latest_checkpoint"));
+    may_write.set_value();
+    EXPECT_TRUE(saves.after_step(4) && saves.after_step(6));
+    EXPECT_TRUE(fs::exists(dir_ / "checkpoint-4/trainer_state.json"));
+    saves.wait();
+    EXPECT_EQ(names(), (Names{"checkpoint-4", "checkpoint-6", "latest_checkpoint"}));
+    EXPECT_TRUE(saves.at_end(6));
+    EXPECT_EQ(names(), (Names{"checkpoint-4", "checkpoint-6", "trainer_state.json"}));
+    EXPECT_EQ(copies, 4);
+}
+
+TEST_F(SavesOfARun, AnErrorBesideTheStepsIsThrownAtTheEndOfAStep) {
+    Options options;
+    options.save = dir_.path(), options.save_every = 10;
+    Saves saves(
+        options, [](const std::string&) { user_error("no room"); }, [] { return true; },
+        {[] {}, 1});
+    EXPECT_TRUE(saves.after_step(10));
+    expect_error(
+        [&] {
+            for (int64_t step = 11;; ++step) EXPECT_TRUE(saves.after_step(step));
+        },
+        "no room");
+    EXPECT_FALSE(fs::exists(dir_ / "latest_checkpoint"));
+    saves.wait();  // there is nothing left to wait for
 }
 
 // Another run, with more steps than this one, has left checkpoints and its final state in the

@@ -131,25 +131,36 @@ void Communicator::Impl::open() {
     if (!std::exchange(opened, true)) transport::open(*this);
 }
 
-Communicator Communicator::split(int color, int key, std::string name) const {
-    check(!impl_->imagined, "imagined ranks cannot tell which of them form a group");
-    impl_->open();
+// The group of the ranks with this color, which the transport does not know yet.
+static std::shared_ptr<Communicator::Impl> group_of(Communicator::Impl& all, int color, int key,
+                                                    std::string name) {
     struct Wish {
         int color, key, rank, group;
     };
-    std::vector<Wish> wishes = tell_all(*impl_, Wish{color, key, rank(), next_group});
+    std::vector<Wish> wishes = tell_all(all, Wish{color, key, all.rank, next_group});
     for (const Wish& wish : wishes) next_group = std::max(next_group, wish.group);
     std::erase_if(wishes, [&](const Wish& wish) { return wish.color != color; });
     std::ranges::stable_sort(wishes, {}, &Wish::key);  // equal keys stay in rank order
     std::vector<int> members;
     int index = 0;
     for (const Wish& wish : wishes) {
-        if (wish.rank == rank()) index = int(members.size());
-        members.push_back(impl_->world_ranks[wish.rank]);
+        if (wish.rank == all.rank) index = int(members.size());
+        members.push_back(all.world_ranks[wish.rank]);
     }
-    auto group = std::make_shared<Impl>(std::move(name), std::move(members), index, next_group++);
+    return std::make_shared<Communicator::Impl>(std::move(name), std::move(members), index,
+                                                next_group++);
+}
+
+Communicator Communicator::split(int color, int key, std::string name) const {
+    check(!impl_->imagined, "imagined ranks cannot tell which of them form a group");
+    impl_->open();
+    std::shared_ptr<Impl> group = group_of(*impl_, color, key, std::move(name));
     group->open();
     return Communicator(std::move(group));
+}
+
+Communicator Communicator::between_hosts(std::string name) const {
+    return Communicator(group_of(*impl_, 0, rank(), std::move(name)));
 }
 
 Communicator Communicator::split(int color, int key, std::string name, int ranks, int rank) const {
@@ -184,6 +195,28 @@ std::string Communicator::broadcast_string(const std::string& root_string, int r
     return gather_strings(rank() == root ? root_string : "")[size_t(root)];
 }
 
+// Leaves the core to others, unless the wait is short.
+static void wait_asleep(Exchange& exchange, std::chrono::microseconds between_checks) {
+    for (int turn = 0; !exchange.done(); ++turn) {
+        check_not_abandoned();
+        if (turn < 50)
+            std::this_thread::yield();
+        else
+            std::this_thread::sleep_for(between_checks);
+    }
+}
+
+void Communicator::send_from_host(const void* data, int64_t bytes, int to) const {
+    Exchange exchange(*impl_, impl_->send_tag(to));
+    exchange.send(data, bytes, to);
+    wait_asleep(exchange, std::chrono::microseconds(100));
+}
+void Communicator::recv_on_host(void* data, int64_t bytes, int from) const {
+    Exchange exchange(*impl_, impl_->receive_tag(from));
+    exchange.recv(data, bytes, from);
+    wait_asleep(exchange, std::chrono::microseconds(100));
+}
+
 void Communicator::wait_asleep_for(int root) const {
     Exchange exchange(*impl_, impl_->collective_tag());
     char word = 0;
@@ -191,10 +224,7 @@ void Communicator::wait_asleep_for(int root) const {
         exchange.for_each_peer([&](int peer) { exchange.send(&word, 1, peer); });
     else
         exchange.recv(&word, 1, root);
-    while (!exchange.done()) {
-        check_not_abandoned();
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    wait_asleep(exchange, std::chrono::milliseconds(1));
 }
 
 int Communicator::rank() const { return impl_->rank; }

@@ -21,6 +21,7 @@ struct Options {
     int64_t save_every = 0;   // steps; 0: only at the end
     bool resume = false;      // from `save`, if there is something to resume
     int64_t until_step = 0;   // of the whole run, resumed or not; 0: `steps` of this program
+    bool save_async = false;
     OptimizerOptions optimizer;
     uint64_t seed = 1;
     bool shuffle = false;
@@ -75,9 +76,9 @@ inline const std::vector<std::string> training_outputs{
     "--log-every", "--report", "--until-step", "--resume", "--hang-seconds"};
 // The options that decide how a run proceeds, not what a rank holds and sends in a step.
 inline const std::vector<std::string> training_course{
-    "--save-every", "--val-every",    "--prompt", "--temperature", "--data",
-    "--steps",      "--lr-steps",     "--warmup", "--seed",        "--shuffle",
-    "--verify",     "--ignore-token", "--svg",    "--peak-tflops", "--copy-engines"};
+    "--save-every",   "--save-async", "--val-every",   "--prompt",      "--temperature", "--data",
+    "--steps",        "--lr-steps",   "--warmup",      "--seed",        "--shuffle",     "--verify",
+    "--ignore-token", "--svg",        "--peak-tflops", "--copy-engines"};
 inline std::vector<std::string> both(std::vector<std::string> names,
                                      const std::vector<std::string>& more) {
     names.insert(names.end(), more.begin(), more.end());

@@ -27,12 +27,18 @@ void add_shared_options(OptionList& options, Options& o) {
                 "Hugging Face Llama directory to load; a training run saved there resumes");
     const OneOption save =
         options.add("--save", o.save, "Directory in which to save the model at the end");
+    const OneOption save_every =
+        options
+            .add("--save-every", o.save_every,
+                 "Also save to checkpoint-STEP in that directory every this many steps; the last "
+                 "two are kept")
+            .at_least(1)
+            .needs(save);
     options
-        .add("--save-every", o.save_every,
-             "Also save to checkpoint-STEP in that directory every this many steps; the last two "
-             "are kept")
-        .at_least(1)
-        .needs(save);
+        .flag("--save-async", o.save_async,
+              "With --save-every: only copy to host memory, and write the files beside the next "
+              "steps")
+        .needs(save_every);
     options
         .flag("--resume", o.resume,
               "Go on with the run in --save's directory; start a new one if there is none")

@@ -70,7 +70,8 @@ function memory() {
     if (!summary.memory) return null;
     const byRank = summary.memory_by_rank || [summary.memory], bars = h("div", {class: "keep"});
     const colours = {parameters: "parameters", gradients: "gradients", optimizer: "optimizer",
-        activations: "activations", communication: "communication", "on the host": "host"};
+        activations: "activations", communication: "communication", "on the host": "host",
+        "checkpoint copies": "host"};
     const show = (memory) => {
         const largest = Math.max(...Object.values(memory).flatMap(
             (one) => [one.predicted || 0, one.measured || 0]), 1);

@@ -24,6 +24,7 @@ MemoryEstimate& MemoryEstimate::operator+=(const MemoryEstimate& more) {
     add(optimizer, more.optimizer), add(peak_activations, more.peak_activations);
     add(gradients_at_peak, more.gradients_at_peak);
     add(peak_communication, more.peak_communication), add(host, more.host);
+    add(checkpoint, more.checkpoint);
     one_after_the_other = one_after_the_other || more.one_after_the_other;
     return *this;
 }

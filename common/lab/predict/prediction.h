@@ -33,6 +33,7 @@ struct MemoryEstimate {
     int64_t gradients_at_peak = 0;   // what gradients that come and go add to the peak
     int64_t peak_communication = 0;  // buffers for what a technique gathers but does not keep
     int64_t host = 0;                // on the host
+    int64_t checkpoint = 0;          // there, too: the copies that a save beside the steps reads
     // The buffers exist only while no activations do, so their peaks do not add up.
     bool one_after_the_other = false;
     // The total on the device, saturating like its parts. An upper bound, as the peaks may not

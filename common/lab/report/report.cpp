@@ -30,6 +30,7 @@ struct Report::Impl {
     CommunicationCounts in_warmup{};
     std::optional<double> best_validation;
     int64_t best_validation_step = 0;
+    int64_t checkpoint_copies = 0;  // predicted, in bytes
 
     double page_since = 0, page_until = 0;  // what --html's timeline shows, in seconds
 
@@ -198,8 +199,12 @@ bool as_predicted_everywhere(bool here) {
     return as_predicted_everywhere(std::string(here ? "" : "."));
 }
 
+void Report::checkpoint_copies(int64_t bytes) { impl_->checkpoint_copies = bytes; }
+
 bool Report::memory(const Prediction& predicted) {
-    const MemoryTable table = print_memory(predicted.memory, full());
+    MemoryEstimate memory = predicted.memory;
+    memory.checkpoint += impl_->checkpoint_copies;
+    const MemoryTable table = print_memory(memory, full());
     impl_->summary["memory"] = table.by_category;
     impl_->summary["memory_by_rank"] = table.by_rank;
     return as_predicted_everywhere(table.wrong);

@@ -54,6 +54,8 @@ public:
     // the peaks within peak_tolerance. With --report full it prints a row per rank if ranks hold
     // different amounts.
     bool memory(const Prediction& predicted);
+    // Adds to that prediction the copies from which this rank's checkpoints are written.
+    void checkpoint_copies(int64_t bytes);
     // Covers everything since communication_reset_counts() except `not_of_steps` (a validation's
     // communication); times are those of the steps after warm-up. Returns whether calls and bytes
     // are equal in each group of ranks and for each kind.

@@ -53,6 +53,7 @@ void print_ranks(const Json& by_rank) {
                               {"activations, peak", "activations"},
                               {"communication, peak", "buffers", false},
                               {"on the host", "on host"},
+                              {"checkpoint copies", "copies", false},
                               {"peak", "at the peak", false}};
     std::vector<std::pair<const char*, std::vector<int64_t>>> shown;
     bool differ = false;
@@ -165,6 +166,9 @@ MemoryTable print_memory(const MemoryEstimate& predicted, bool full) {
     json["workspace"] = {{"measured", workspace}};
     if (predicted.host > 0)
         print_row({"on the host", predicted.host, memory_peak_by_category()[size_t(Memory::host)]});
+    if (const int64_t copies = memory_peak_by_category()[size_t(Memory::checkpoint)];
+        copies > 0 || predicted.checkpoint > 0)
+        print_row({"checkpoint copies", predicted.checkpoint, copies});
     print_line("all, at the peak", format_bytes(double(predicted.total())), at_peak,
                fmt::format("of {}", format_bytes(double(memory_limit()))));
     print(predicted.total() <= at_peak
