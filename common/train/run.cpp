@@ -198,6 +198,7 @@ void Run::stop_if_asked() {
     if (!stops_ || done_ == options_.steps) return;
     what_.updater->finish();
     span_.reset();
+    saves_->wait();
     if (!saves_->at_end(state_.step)) not_finite_ = "weights";
     stop_unless_finite();
     report_->value("stopped", "step", double(state_.step));
