@@ -162,9 +162,8 @@ public:
     // Creates the group without communication: the caller knows its size and this rank's index in
     // it.
     Communicator split(int color, int key, std::string name, int ranks, int rank) const;
-    // The same ranks as a group of their own, whose calls between hosts (below: gather_strings to
-    // wait_asleep_for) cannot be mistaken for this group's, so another thread may make them. NCCL
-    // does not learn of it. All ranks of this communicator call it.
+    // The same ranks as a group that only hosts use (gather_strings to wait_asleep_for), without
+    // NCCL, in another thread if need be. All ranks of this communicator call it.
     Communicator between_hosts(std::string name) const;
     // Rank `rank` of a group of `ranks` ranks whose others do not exist. It communicates alone: a
     // call is counted and lasts as long as imagine_links() says, but it brings this rank's own
