@@ -229,11 +229,10 @@ public:
     Work send_recv(std::vector<Transfer> transfers, Stream& stream = compute_stream()) const;
     Work send(Tensor x, int to, Stream& stream = compute_stream()) const;
     Work recv(Tensor x, int from, Stream& stream = compute_stream()) const;
-    // Returns all ranks' strings, of any length, in rank order, on every rank. Runs between hosts:
-    // no device is involved, and nothing is counted.
+    // Return all ranks' strings, of any length, in rank order, and root's. Run between hosts: no
+    // device is involved, and nothing is counted.
     std::vector<std::string> gather_strings(const std::string& mine) const;
-    std::string broadcast_string(const std::string& root_string,
-                                 int root) const;  // likewise: returns root's
+    std::string broadcast_string(const std::string& root_string, int root) const;
     // Messages from and to host memory. Nothing is counted, and a wait that is not short sleeps.
     void send_from_host(const void* data, int64_t bytes, int to) const;
     void recv_on_host(void* data, int64_t bytes, int from) const;
@@ -285,9 +284,8 @@ void pretend_nodes(int ranks_per_node, double gbit_per_second);
 // wait long for each other, as in a pipeline: threads that spin keep the awaited rank from
 // computing.
 void let_waits_sleep(double seconds);
-// From now until the next call, a wait for other ranks that lasts longer than `seconds` (0: none
-// does) ends the job with Exit::peer. Each rank that waits says for whom, and in which call. (With
-// NCCL the host does not see which call waits: there the time since limit_waits() counts.)
+// Until the next call, a wait for others of more than `seconds` (0: any) ends the job (Exit::peer);
+// each rank says for whom it waits, and in which call. With NCCL the time since this call counts.
 void limit_waits(double seconds);
 // Whether copy engines may be used for communication (CUDA; true by default). All ranks call it
 // before the first communication.
