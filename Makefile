@@ -127,7 +127,8 @@ LDLIBS   += $(call library_flags,$(LIBRARY_DIRS)) $(MPI_LIBS) -lfmt -lpthread \
 ifeq ($(BACKEND),cuda)
 NVCC_OPTIMIZE ?= -O3
 CUDA_CPPFLAGS := -DULTRASCALE_CUDA -isystem $(CUDA)/include
-NVCCFLAGS += -std=c++20 $(NVCC_OPTIMIZE) -lineinfo -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) \
+NVCCFLAGS += -std=c++20 $(NVCC_OPTIMIZE) -lineinfo \
+             -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) \
              --expt-relaxed-constexpr \
              -Xcompiler -Wall$(,)-Wextra$(,)-Wno-missing-field-initializers \
              $(if $(WERROR),-Werror all-warnings)
@@ -222,9 +223,9 @@ CHAPTER_OBJECTS := $(call objects,$(sort \
 LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program.cpp))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
-.PHONY: all help demo pictures mpirun test test-all test-nodes compute-sanitizer run bench fuzz deps \
-        format clean bits options test-programs all-test-programs exercise grade solutions prove course \
-        slides $(CHAPTERS)
+.PHONY: all help demo pictures mpirun test test-all test-nodes compute-sanitizer run bench fuzz \
+        deps format clean bits options test-programs all-test-programs exercise grade solutions \
+        prove course slides $(CHAPTERS)
 LONGEST_FIRST := 09_5d_parallel $(CHAPTERS)
 all: $(LONGEST_FIRST) compile_commands.json  ## build all chapters of the chosen backend
 

@@ -35,8 +35,9 @@ class DepsTest(unittest.TestCase):
 
     def run_here(self, *words, **variables):
         """Returns the exit code, and what was printed."""
+        others = ("CONDA", "MAKE", "MFLAGS", "MPI")
         clean = {name: value for name, value in os.environ.items()
-                 if not name.startswith(("CONDA", "MAKE", "MFLAGS", "MPI")) and name not in variables}
+                 if not name.startswith(others) and name not in variables}
         path = f"{self.folder}/bin:{os.environ['PATH']}"
         done = subprocess.run(words, cwd=ROOT, env={**clean, "PATH": path, **variables}, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)

@@ -18,8 +18,8 @@
 //
 // pretend_nodes(), --calibrate and the planner all use these formulas.
 //
-// Ranks of a node are always neighbours: however the launcher has placed them, Communicator::world()
-// numbers them node by node.
+// Ranks of a node are always neighbours: Communicator::world() numbers them node by node, however
+// the launcher has placed them.
 #pragma once
 
 #include <algorithm>

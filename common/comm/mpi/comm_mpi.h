@@ -153,8 +153,9 @@ std::vector<T> tell_all(Communicator::Impl& group, const T& mine) {
 // How long the limit of limit_waits() is exceeded, counted from that call; 0: it is not.
 double seconds_over_limit();
 
-// From now on, if this process ends in any way before stop_watching(), a line on stderr names it. Errors of MPI end the job as end_after_mpi_error() does: a wrong call counts as a bug, any
-// other error as a lost peer or link (error.h: Exit).
+// From now on, if this process ends in any way before stop_watching(), a line on stderr names it.
+// Errors of MPI end the job as end_after_mpi_error() does: a wrong call counts as a bug, any other
+// error as a lost peer or link (error.h: Exit).
 void watch_this_rank(const std::string& rank);  // "rank 2"
 void stop_watching();
 [[noreturn]] void end_after_mpi_error(int code);

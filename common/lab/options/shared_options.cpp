@@ -260,7 +260,7 @@ void check_nodes(const Options& o) {
             o.node_size, format_count(ranks, "rank"), o.node_size);
     if (o.inter_gbps > 0 && ranks_on_this_node() != ranks)
         user_error(
-            "--node-size pretends the nodes of one machine; these ranks are on several already");
+            "--node-size simulates nodes on one machine; these ranks are on several already");
 }
 
 Options parse_options(int argc, char** argv, const std::string& name,

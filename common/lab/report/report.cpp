@@ -215,7 +215,8 @@ bool Report::communication(const Prediction& step_prediction, int64_t steps,
     return communication_of_run(step_prediction.times(steps), steps, not_of_steps);
 }
 
-// Prints which of the groups that have communicated have ranks on several nodes. Returns their names.
+// Prints which of the groups that have communicated have ranks on several nodes, and returns their
+// names.
 static std::string print_groups_across_nodes(const Options& options, const Json& by_group) {
     const Nodes nodes = options.inter_gbps > 0 ? Nodes{.ranks = options.node_size} : machines();
     std::string across, inside;
