@@ -49,7 +49,7 @@ TEST(DataParallelNodes, SlowLinksTakeTheirTimeAndHierarchicalHalfOfIt) {
     EXPECT_TRUE(in_time) << communication_seconds(bucket) << " s, hierarchical "
                          << communication_seconds(hierarchical) << " s";
     EXPECT_EQ(kind_field(hierarchical, "reduce-scatter", "tensor_bytes"), size);
-    EXPECT_EQ(kind_field(hierarchical, "all-reduce", "tensor_bytes"), size / 2 + 8);
+    EXPECT_EQ(kind_field(hierarchical, "all-reduce", "tensor_bytes"), size / 2 + 16);
     EXPECT_EQ(kind_field(hierarchical, "all-gather", "tensor_bytes"), size);
 
     const Outcome fast = train_on(4, tiny + "--sync bucket");
@@ -123,7 +123,7 @@ TEST(DiLoCo, CommunicatesEveryHthStep) {
     const Outcome every = train_on(2, arguments + "1"), fourth = train_on(2, arguments + "4"),
                   fifth = train_on(2, arguments + "5");
     const double size = every.summary.at("memory").at("gradients").at("measured").get<double>();
-    const double numbers = 16;  // each step's loss and norm
+    const double numbers = 24;  // each step's loss, vote and norm
     EXPECT_EQ(kind_field(every, "all-reduce", "tensor_bytes") - numbers, size);
     EXPECT_EQ(kind_field(fourth, "all-reduce", "tensor_bytes") - numbers, size / 4);
     EXPECT_EQ(kind_field(fifth, "all-reduce", "calls") - 1, 3 / 12.0)
