@@ -125,10 +125,8 @@ library_flags = $(1:%=-L%) $(1:%=-Wl$(,)--disable-new-dtags$(,)-rpath$(,)%)
 LDLIBS   += $(call library_flags,$(LIBRARY_DIRS)) $(MPI_LIBS) -lfmt -lpthread \
             -Wl$(,)--export-dynamic-symbol=ucp_disconnect_nb  # common/comm/mpi/communicator.cpp
 ifeq ($(BACKEND),cuda)
-NVCC_OPTIMIZE ?= -O3
 CUDA_CPPFLAGS := -DULTRASCALE_CUDA -isystem $(CUDA)/include
-NVCCFLAGS += -std=c++20 $(NVCC_OPTIMIZE) -lineinfo \
-             -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) \
+NVCCFLAGS += -std=c++20 -O3 -lineinfo -gencode=arch=compute_$(CUDA_ARCH),code=sm_$(CUDA_ARCH) \
              --expt-relaxed-constexpr \
              -Xcompiler -Wall$(,)-Wextra$(,)-Wno-missing-field-initializers \
              $(if $(WERROR),-Werror all-warnings)
