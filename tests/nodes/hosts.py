@@ -133,7 +133,7 @@ class Hosts:
                                check=False).stdout.split()
         return int(found[0]) if found else 0
 
-    def wait_for(self, condition, seconds=20):
+    def wait_for(self, condition, seconds=60):
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:

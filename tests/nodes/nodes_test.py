@@ -98,7 +98,7 @@ class Chapters(OnHosts):
         for _ in range(5):
             begin = time.monotonic()
             self.run_on("01_data_parallel", "--no-verify --steps 1", ranks=3)
-            self.assertLess(time.monotonic() - begin, 10)
+            self.assertLess(time.monotonic() - begin, 20)
 
     def test_a_slow_cable_is_as_slow_as_a_simulated_one(self):
         arguments = "--no-verify --steps 5 --layers 2 --sync bucket"
@@ -109,7 +109,7 @@ class Chapters(OnHosts):
             self.hosts.slow_down(number, 200)
             self.addCleanup(self.hosts.slow_down, number, 0)
         ratios = []
-        for _ in range(3):
+        for _ in range(6):
             # By default UCX lets the receiver ask for a long message, and here its question would
             # stand in the cable's queue behind the message that goes the same way.
             real = median(self.run_on("01_data_parallel", arguments, ranks=2, each=1,
@@ -138,7 +138,7 @@ class Failures(OnHosts):
         job, _ = self.start("01_data_parallel", "")
         victims = self.hosts.run(2, ["pgrep", "-f", "01_data_parallel --layers"]).stdout.split()
         self.hosts.run(2, ["kill", "-9", victims[-1]])
-        _, said = job.communicate(timeout=20)
+        _, said = job.communicate(timeout=60)
         self.assertEqual(job.returncode, 4, said)
         self.assertRegex(said, r"rank [23] on n2 \(pid \d+\) died; the job ends")
 
@@ -148,7 +148,7 @@ class Failures(OnHosts):
         self.addCleanup(self.hosts.mend, 2)
         begin = time.monotonic()
         _, said = job.communicate(timeout=60)
-        self.assertLess(time.monotonic() - begin, 30)
+        self.assertLess(time.monotonic() - begin, 45)
         self.assertEqual(job.returncode, 4, said)
         self.assertRegex(said, r"rank [01] on n1: has waited \d s for rank [^;]* on n2 in \S+ of "
                                r"group \S+; the job ends")
