@@ -144,8 +144,7 @@ struct Transfer {
     int peer;
 };
 
-// Identifies this machine, or rather its steady clock, which all its processes share. Empty if
-// unknown.
+// Identifies this machine, or rather its steady clock, which its processes share; "": unknown.
 std::string this_machine();
 
 class Communicator {
@@ -284,9 +283,10 @@ void pretend_nodes(int ranks_per_node, double gbit_per_second);
 // wait long for each other, as in a pipeline: threads that spin keep the awaited rank from
 // computing.
 void let_waits_sleep(double seconds);
-// Until the next call, a wait for others of more than `seconds` (0: any) ends the job (Exit::peer);
-// each rank says for whom it waits, and in which call. With NCCL the time since this call counts.
-void limit_waits(double seconds);
+// Until the next call, a wait for others of more than `seconds` (0: any), or `host_seconds` in a
+// message from host memory, ends the job (Exit::peer); each rank says for whom it waits, in which
+// call. With NCCL the time since this call counts, and only `in_step`.
+void limit_waits(double seconds, double host_seconds, bool in_step);
 // Whether copy engines may be used for communication (CUDA; true by default). All ranks call it
 // before the first communication.
 void use_copy_engines(bool use);

@@ -83,7 +83,7 @@ void Run::start(TrainingSetup what) {
         // --verify compares the first gradient that has not overflowed.
         if (verifier_ && !gradient_seen_ && !updater.overflowed()) {
             gradient_seen_ = true;
-            limit_waits(0);  // rank 0 compares
+            allow_longer_waits();  // rank 0 compares
             phase("verification", [&] { verifier_->gradient(updater.gradients()); });
         }
         explain("global gradient norm, clip, AdamW");
@@ -92,6 +92,12 @@ void Run::start(TrainingSetup what) {
     if (world.size() > 1) world.barrier();  // the plain run kept rank 0 busy
     if (!what_.imagined) slow_down(options_);
     communication_reset_counts();
+    allow_longer_waits();
+}
+
+// In the first step, and when one rank may be busy with something that the others do not do.
+void Run::allow_longer_waits() const {
+    limit_waits(10 * options_.hang_seconds, 10 * options_.hang_seconds, false);
 }
 
 void Run::start_saves() {
@@ -134,9 +140,8 @@ Step* Run::next() {
     step.watch = what_.watch;
     step.norm_votes = &what_.updater->votes();
     // A slow step is no hang: neither the first one, nor one three times as long as an earlier one.
-    const double limit =
-        std::max(options_.hang_seconds * (begun_ == 0 ? 10 : 1), 3 * longest_step_);
-    limit_waits(options_.hang_seconds > 0 ? limit : 0);
+    const double hang = options_.hang_seconds;
+    if (begun_ > 0 && hang > 0) limit_waits(std::max(hang, 3 * longest_step_), 10 * hang, true);
     step.on_finish = [this, &begun](double loss, double squared) {
         end_step(*begun, loss, squared);
     };
@@ -149,7 +154,7 @@ Step* Run::next() {
 
 void Run::end_step(const Begun& begun, double loss, double squared_norm) {
     const Step& step = begun.step;
-    limit_waits(0);  // what follows may keep one rank busy
+    allow_longer_waits();
     explain_enable(false);
     if (what_.step_done) what_.step_done(step, squared_norm);
     if (begun_ - done_ == 1) span_.reset();
@@ -226,6 +231,7 @@ bool Run::finish(const std::function<bool(Report&)>& sections) {
     stop_unless_finite();
     check(done_ == begun_, "a step has not finished");
     stop_if_asked();
+    limit_waits(0, 0, false);  // rank 0 may measure drift, or sample
     bool ok = true;
     if (options_.steps > 0) {
         if (verifier_) ok = verifier_->finish(*report_) || !what_.not_equal.empty();

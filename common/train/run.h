@@ -107,6 +107,7 @@ private:
     void start_saves();
     void stop_unless_finite();
     void stop_if_asked();
+    void allow_longer_waits() const;
     void end_step(const Begun& begun, double loss, double squared_norm);
 
     std::string chapter_;

@@ -143,15 +143,15 @@ class Failures(OnHosts):
         self.assertRegex(said, r"rank [23] on n2 \(pid \d+\) died; the job ends")
 
     def test_a_cable_that_is_cut(self):
-        job, saved = self.start("02_zero", "--stage 3 --hang-seconds 3")
+        job, saved = self.start("02_zero", "--stage 3 --hang-seconds 1")
         self.hosts.cut(2)
         self.addCleanup(self.hosts.mend, 2)
         begin = time.monotonic()
         _, said = job.communicate(timeout=60)
         self.assertLess(time.monotonic() - begin, 45)
         self.assertEqual(job.returncode, 4, said)
-        self.assertRegex(said, r"rank [01] on n1: has waited \d s for rank [^;]* on n2 in \S+ of "
-                               r"group \S+; the job ends")
+        self.assertRegex(said, r"rank [01] on n1: has waited \d+ s for rank [^;]* on n2 in .+ of "
+                               r"group .+; the job ends")
         # The last checkpoint is whole: a smaller job goes on.
         self.run_on("02_zero", f"--stage 3 --no-verify --steps 1 --load {saved}", ranks=2, on="n1")
 

@@ -107,6 +107,9 @@ public:
     void send(const void* data, int64_t bytes, int peer, int tag);
     void recv(void* data, int64_t bytes, int peer, int tag);
     void wait();  // for all of them; checks that the sizes are as expected
+    // The same. Unless the wait is short, it leaves the core to others, and checks after so many
+    // seconds. `limited`: by limit_waits().
+    void wait_asleep(double between_checks, bool limited);
     bool done();  // never blocks
 
     template <class Body>

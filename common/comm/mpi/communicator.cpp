@@ -195,26 +195,15 @@ std::string Communicator::broadcast_string(const std::string& root_string, int r
     return gather_strings(rank() == root ? root_string : "")[size_t(root)];
 }
 
-// Leaves the core to others, unless the wait is short.
-static void wait_asleep(Exchange& exchange, std::chrono::microseconds between_checks) {
-    for (int turn = 0; !exchange.done(); ++turn) {
-        check_not_abandoned();
-        if (turn < 50)
-            std::this_thread::yield();
-        else
-            std::this_thread::sleep_for(between_checks);
-    }
-}
-
 void Communicator::send_from_host(const void* data, int64_t bytes, int to) const {
     Exchange exchange(*impl_, impl_->send_tag(to));
     exchange.send(data, bytes, to);
-    wait_asleep(exchange, std::chrono::microseconds(100));
+    exchange.wait_asleep(1e-4, true);
 }
 void Communicator::recv_on_host(void* data, int64_t bytes, int from) const {
     Exchange exchange(*impl_, impl_->receive_tag(from));
     exchange.recv(data, bytes, from);
-    wait_asleep(exchange, std::chrono::microseconds(100));
+    exchange.wait_asleep(1e-4, true);
 }
 
 void Communicator::wait_asleep_for(int root) const {
@@ -224,7 +213,7 @@ void Communicator::wait_asleep_for(int root) const {
         exchange.for_each_peer([&](int peer) { exchange.send(&word, 1, peer); });
     else
         exchange.recv(&word, 1, root);
-    wait_asleep(exchange, std::chrono::milliseconds(1));
+    exchange.wait_asleep(1e-3, false);  // however long the root computes
 }
 
 int Communicator::rank() const { return impl_->rank; }

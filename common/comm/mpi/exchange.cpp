@@ -60,10 +60,14 @@ void Exchange::recv(void* data, int64_t bytes, int peer, int tag) {
 static std::atomic<double> seconds_asleep = 0;  // between two checks
 void let_waits_sleep(double seconds) { seconds_asleep = seconds; }
 
-static std::atomic<double> longest_wait = 0, limited_at = 0;
-void limit_waits(double seconds) { limited_at = machine_seconds(), longest_wait = seconds; }
+static std::atomic<double> longest_wait = 0, longest_on_host = 0, limited_at = 0;
+static std::atomic<bool> limited_in_step = false;
+void limit_waits(double seconds, double host_seconds, bool in_step) {
+    limited_at = machine_seconds(), limited_in_step = in_step;
+    longest_wait = seconds, longest_on_host = host_seconds;
+}
 double seconds_over_limit() {
-    const double limit = longest_wait;
+    const double limit = limited_in_step ? longest_wait.load() : 0;
     return limit > 0 ? std::max(0.0, machine_seconds() - limited_at - limit) : 0;
 }
 
@@ -80,6 +84,20 @@ void Exchange::wait() {
             sched_yield();
     }
     if (slow_until_ > 0) sleep_until(slow_until_);
+}
+
+void Exchange::wait_asleep(double between_checks, bool limited) {
+    const double since = machine_seconds();
+    for (int turn = 0; !done(); ++turn) {
+        check_not_abandoned();
+        const double waited = machine_seconds() - since,
+                     limit = limited ? longest_on_host.load() : 0;
+        if (limit > 0 && waited > limit) end_after_long_wait(waited);
+        if (turn < 50)
+            sched_yield();
+        else
+            std::this_thread::sleep_for(std::chrono::duration<double>(between_checks));
+    }
 }
 
 // A rank that waits for others may be waited for itself. All of them print their line before the

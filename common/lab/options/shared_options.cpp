@@ -176,7 +176,7 @@ void add_shared_options(OptionList& options, Options& o) {
     options
         .add("--hang-seconds", o.hang_seconds,
              "End the job if a rank waits longer than this for others in a step (ten times as long "
-             "in the first one); 0: never")
+             "in the first one, and between steps); 0: never")
         .between(0, 1e6)
         .show_default();
     options
