@@ -8,7 +8,7 @@
 # MPI_FLAGS, the launcher MPIRUN, and the prefix of a conda environment (CONDA).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PATH="$PWD/.deps/usr/bin:$PATH"
+export PATH="$PWD/.deps/usr/bin:$PATH:/usr/sbin"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 # Where apt can install it, only MPICH counts as MPI, and OpenBLAS must use OpenMP's threads.
@@ -54,6 +54,10 @@ found() {
         python3-markdown-it) conda=markdown-it-py && module markdown_it ;;
         python3-pygments) conda=pygments && module pygments ;;
         chromium) conda='' && command -v chromium ;;
+        openssh-server) conda='' && command -v sshd ;;
+        iproute2) conda='' && command -v tc ;;
+        slurm-wlm) conda='' && command -v slurmctld && command -v slurmd && command -v srun ;;
+        munge) conda='' && command -v munged ;;
         *) echo "$0: how to look for $1?" >&2 && exit 2 ;;
     esac >/dev/null
 }

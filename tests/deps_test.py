@@ -5,6 +5,7 @@ test must not run, such as apt-get, are scripts here."""
 
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import unittest
@@ -75,6 +76,13 @@ class DepsTest(unittest.TestCase):
             "not found: mpich libmpich-dev libopenblas-openmp-dev. Conda has it:",
             "conda install -c conda-forge mpich 'openblas=*=openmp*'"]))
         self.assertFalse(self.called.exists())
+
+    def test_knows_what_ci_asks_for(self):
+        calls = re.findall(r"tests/deps\.sh ([^#\n]*)", (ROOT / ".ci/run").read_text())
+        self.assertGreaterEqual(len(calls), 2)
+        for packages in calls:
+            code, said = self.deps(*packages.split())
+            self.assertEqual(code, 0, said)
 
     def test_make_finds_everything_here(self):
         self.assertEqual(self.run_here("make", "-s", "deps"), (0, ""))
