@@ -115,7 +115,7 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
         if (kv.ranks > 1 && is_key_or_value(parameter->name))
             p.add(kv, Collective::all_reduce, 1, parameter->local_numel() * g);
     }
-    p.add(tp, Collective::all_reduce, 1, 2 * sizeof(double));  // the gradient's norm
+    p.add_scalar_sum(tp);  // the gradient's norm
 }
 
 // The prediction for rank `rank` of tp, which holds these parameters, in one of `replicas` groups

@@ -1,12 +1,11 @@
 #include "same_files.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "comm/nodes.h"
 #include "core/error.h"
 
 namespace ultrascale {
@@ -31,12 +30,6 @@ FileDigest digest_of(const fs::path& file) {
             digest.hash * 31 + std::hash<std::string_view>{}({text.data(), size_t(in.gcount())});
     }
     return digest;
-}
-
-std::string host_name() {
-    char name[256] = "";
-    gethostname(name, sizeof name - 1);
-    return name;
 }
 
 // Says how two files differ, each given as {bytes, hash}.
@@ -98,7 +91,8 @@ void check_same_on_all_hosts(const std::vector<std::string>& paths) {
     if (ranks_on_this_node() == world.size()) return;
     std::map<std::string, FileDigest> files;
     for (const std::string& path : paths) files.merge(digests_of(path));
-    check_same_files(world, host_name(), files);
+    const Nodes& hosts = machines();
+    check_same_files(world, hosts.names[size_t(hosts.node_of(world.rank()))], files);
 }
 
 }  // namespace ultrascale
