@@ -122,7 +122,7 @@ CPPFLAGS += $(INCLUDE_DIRS)
 LIBRARY_DIRS := $(CONDA:=/lib) $(DEPS_LIB) \
                 $(if $(filter cuda,$(BACKEND)),$(wildcard $(CUDA)/lib64),$(SYSTEM_LIB))
 library_flags = $(1:%=-L%) $(1:%=-Wl$(,)--disable-new-dtags$(,)-rpath$(,)%)
-LDLIBS   += $(call library_flags,$(LIBRARY_DIRS)) $(MPI_LIBS) -lfmt -lpthread \
+LDLIBS   += $(call library_flags,$(LIBRARY_DIRS)) $(MPI_LIBS) -lfmt -lboost_context -lpthread \
             -Wl$(,)--export-dynamic-symbol=ucp_disconnect_nb  # common/comm/mpi/communicator.cpp
 ifeq ($(BACKEND),cuda)
 CUDA_CPPFLAGS := -DULTRASCALE_CUDA -isystem $(CUDA)/include
@@ -405,7 +405,7 @@ $(LIBRARY): $(COMMON_OBJECTS)
 
 # 07_kernels has its own kernels and, without a GPU, the executor that runs them.
 $(BUILD)/07_kernels: $(KERNEL_OBJECTS) $(LIBRARY)
-	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) $(if $(EXECUTOR_SOURCES),-lboost_context) -o $@
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
 
 define chapter_program
 $(BUILD)/$(1): $(call objects,$(chapter_sources)) $(LIBRARY)
@@ -417,7 +417,7 @@ $(BUILD)/unit_test: $(UNIT_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
 
 $(BUILD)/simt_test: $(SIMT_TEST_OBJECTS) $(LIBRARY)
-	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lboost_context -lgtest -lgtest_main -o $@
+	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@
 
 $(BUILD)/chapter_test: $(CHAPTER_OBJECTS)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -lgtest -lgtest_main -o $@

@@ -24,7 +24,7 @@ void complete_spans() {
 using Clock = std::chrono::steady_clock;
 const Clock::time_point started = Clock::now();
 
-thread_local const TraceName* innermost = nullptr;
+thread_local const TraceName* innermost_name = nullptr;
 
 }  // namespace
 
@@ -93,16 +93,18 @@ void trace_span(Span span, const Timestamp& begin, const Timestamp& end) {
 TraceName::TraceName(Kind kind, std::string_view name, int64_t number) : active_(recording) {
     if (!active_) return;
     name_ = name, number_ = number, kind_ = kind;
-    outer_ = std::exchange(innermost, this);
+    outer_ = std::exchange(innermost_name, this);
 }
 TraceName::~TraceName() {
-    if (active_) innermost = outer_;
+    if (active_) innermost_name = outer_;
 }
+const TraceName* TraceName::innermost() { return innermost_name; }
+void TraceName::set_innermost(const TraceName* name) { innermost_name = name; }
 
 std::string trace_name() {
     std::string parts;
     std::string_view pass;
-    for (const TraceName* name = innermost; name; name = name->outer_) {
+    for (const TraceName* name = innermost_name; name; name = name->outer_) {
         if (name->kind_ == TraceName::pass) {
             if (pass.empty()) pass = name->name_;
             continue;

@@ -74,6 +74,11 @@ public:
     ~TraceName();
     TraceName(const TraceName&) = delete;
 
+    // The innermost name of this thread, for code that goes on with another one's work and comes
+    // back to its own (train/interleave.h).
+    static const TraceName* innermost();
+    static void set_innermost(const TraceName* name);
+
 private:
     friend std::string trace_name();
     std::string_view name_;
