@@ -29,6 +29,7 @@ struct RowsWithExperts {
 // The memory in which rows arrive, one transfer after the other. Between GPUs of one machine it is
 // symmetric memory with room for the most rows that can come, N from each rank. So the senders'
 // copy engines write into it, which is faster than NCCL's kernels and occupies no multiprocessors.
+// If a forward and a backward run beside each other, each needs one of its own.
 class ReceiveBuffer {
 public:
     // Memory for `count` rows, which are never more than `most`; `most` is the same on all ranks.
@@ -52,9 +53,11 @@ private:
 class DispatchStage {
 public:
     // Rank r of the group receives the rows for `each` experts, beginning with expert r * each.
-    // `receive_buffer` must outlive the stage; without it, rows arrive in memory of their own.
-    DispatchStage(const Communicator& group, int64_t each, ReceiveBuffer* receive_buffer = nullptr)
-        : group_(group), each_(each), receive_buffer_(receive_buffer) {}
+    // The buffers, for forward and for backward, must outlive the stage; without them, rows arrive
+    // in memory of their own.
+    DispatchStage(const Communicator& group, int64_t each, ReceiveBuffer* forward = nullptr,
+                  ReceiveBuffer* backward = nullptr)
+        : group_(group), each_(each), receive_buffer_(forward), of_backward_(backward) {}
 
     // Sends rows. Returns the weights and the experts of those that will arrive; at the
     // destination, experts are counted from the rank's first one.
@@ -78,6 +81,7 @@ public:
     }
     // Sends the gradient of what came back: for each row of `from` one, on the same way as before.
     void start_dispatch(const Tensor& from, Stream& stream) {
+        receive_buffer_ = of_backward_;
         send(at_positions(from, split_sizes_.sent()), stream);
     }
     Tensor finish_dispatch() {
@@ -157,7 +161,7 @@ private:
 
     const Communicator& group_;
     int64_t each_;
-    ReceiveBuffer* receive_buffer_;
+    ReceiveBuffer *receive_buffer_, *of_backward_;
     std::vector<int32_t> counts_;  // rows from rank r to rank s: r * ranks + s
     SplitSizes split_sizes_;       // this rank's
     Tensor row_map_;               // (N, ranks)

@@ -18,8 +18,9 @@ inline constexpr const char* dispatch_names[] = {"plain", "expert", "rank"};
 // Which rows an expert drops when it is over its capacity.
 enum class Drop { by_position, by_score };
 // The work that runs while rows travel: none; in backward, weight gradients of the experts; also
-// the shared experts; also, in chunks of tokens, the experts on another chunk.
-enum class ExpertOverlap { none, gradients, shared, chunks };
+// the shared experts; also, in chunks of tokens, the experts on another chunk; or, besides the
+// first two, another micro-batch (10_overlap_batches.h).
+enum class ExpertOverlap { none, gradients, shared, chunks, batches };
 
 struct ExpertOptions {
     int ep = 0;  // ranks that share the experts; 0: all
@@ -40,6 +41,7 @@ struct ExpertOptions {
     int chunks = 2;  // with ExpertOverlap::chunks
 
     bool forced() const { return force_balance || skew > 0; }
+    bool interleaves() const { return overlap == ExpertOverlap::batches && ep > 1; }
     int chunks_here() const { return overlap == ExpertOverlap::chunks && ep > 1 ? chunks : 1; }
     bool has_loss() const { return aux_coefficient > 0; }
     bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }

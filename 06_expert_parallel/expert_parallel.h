@@ -66,8 +66,11 @@ public:
         });
     }
 
+    // Whether a micro-batch's backward runs beside the next one's forward (10_overlap_batches.h).
+    bool interleaves() const { return options_.interleaves(); }
     LoadBalance& balance() { return balance_; }
-    const ReceiveBuffer& receive_buffer() const { return receive_buffer_; }
+    // The memory in which rows arrive that stays.
+    int64_t receive_bytes() const { return forward_buffer_.bytes() + backward_buffer_.bytes(); }
     const Communicator& ep() const { return ep_; }
     // The number of a micro-batch's tokens that this rank routes.
     int64_t tokens(int64_t micro_batch_tokens) const {
@@ -147,7 +150,8 @@ private:
         if (nodes_)
             stages = nodes_->stages(here);
         else
-            stages.emplace_back(ep_, here, &receive_buffer_);
+            stages.emplace_back(ep_, here, &forward_buffer_,
+                                options_.interleaves() ? &backward_buffer_ : &forward_buffer_);
         return std::make_unique<RankDispatcher>(std::move(stages), here, beside);
     }
 
@@ -155,8 +159,8 @@ private:
     ExpertOptions options_;
     const Communicator &ep_, &all_;
     LoadBalance balance_;
-    ReceiveBuffer receive_buffer_;
-    std::shared_ptr<const RowsByExpert> blocks_;  // of 7_capacity.h
+    ReceiveBuffer forward_buffer_, backward_buffer_;  // the latter only if they run together
+    std::shared_ptr<const RowsByExpert> blocks_;      // of 7_capacity.h
     std::optional<NodeHops> nodes_;
 };
 

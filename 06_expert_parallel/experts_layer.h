@@ -15,6 +15,7 @@
 #include "5_experts.h"
 #include "6_dispatch.h"
 #include "model/dropout.h"
+#include "train/interleave.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -96,6 +97,7 @@ public:
         dispatcher->start_dispatch(0);
         Tensor y;
         if (shared_) y = shared_->forward(rows, stream, saved["shared"], context);
+        yield_to_other();  // if another micro-batch runs beside this one (10_overlap_batches.h)
         for (int64_t c = 0; c < dispatcher->chunks(); ++c) {
             ExpertRows in = dispatcher->finish_dispatch(c);
             if (c + 1 < dispatcher->chunks()) dispatcher->start_dispatch(c + 1);
@@ -104,6 +106,7 @@ public:
         }
         const Tensor before = y ? y : stream;
         if (!y) y = activation_like(rows);
+        yield_to_other();
         dispatcher->finish_combine(y, before);
         if (observer_)
             observer_(dispatcher->dispatched(layer_, saved.enabled(), routed.experts), context);
@@ -119,6 +122,7 @@ public:
         dispatcher->begin_backward(rows);
         dispatcher->start_dispatch(0);
         if (shared_) dx = shared_->backward(rows, saved["shared"], context, when);
+        yield_to_other();
         for (int64_t c = 0; c < dispatcher->chunks(); ++c) {
             Tensor dout = dispatcher->finish_dispatch(c).rows;
             Saved& kept = chunk_saved(saved, c);
@@ -127,6 +131,7 @@ public:
             // The rows travel meanwhile, if anything overlaps.
             if (when == WeightGradient::now) experts_.backward_weight_of_gate_up(kept, context);
         }
+        yield_to_other();
         const Tensor dweights = activation(saved["router"].get("experts").shape(), DType::fp32);
         dispatcher->end_backward_of_weights(dweights);
         Tensor router_dx = router_->backward_input(dweights, saved["router"], context);

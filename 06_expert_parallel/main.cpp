@@ -1,6 +1,7 @@
 // Chapter 06: experts. Each layer's feed-forward is replaced by many small ones, of which a router
 // picks a few for each token (3_router.h). The ranks of a group share them, and tokens travel to
 // their experts and back (1_plain_dispatch.h).
+#include "10_overlap_batches.h"
 #include "lab/choices.h"
 #include "lab/compare.h"
 #include "lab/options.h"
@@ -23,11 +24,14 @@ void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
     ParameterList& parameters = model.parameters();
     parameters.begin_gradients(step.accumulated);
     experts.begin_step(step, model);
-    for (MicroBatch batch : step.micro_batches()) {
-        Saved saved;
-        model.forward(batch, saved);
-        model.backward(batch, saved);
-    }
+    if (experts.interleaves())
+        run_interleaved(step, model);
+    else
+        for (MicroBatch batch : step.micro_batches()) {
+            Saved saved;
+            model.forward(batch, saved);
+            model.backward(batch, saved);
+        }
     sum_gradients(parameters, mesh);
     const Tensor squared_norm = optimizer.squared_norm();
     optimizer.step(step.learning_rate, squared_norm);

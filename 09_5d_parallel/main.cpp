@@ -22,7 +22,8 @@ void run_micro_batches(Step& step, Llama& model, Updater& updates) {
     }
 }
 
-// In a pipeline several micro-batches are in flight, in the schedule's order.
+// In a pipeline several micro-batches are in flight, in the schedule's order, and so are those of
+// which one computes while another one's rows travel to experts (06).
 void run_pipeline(Step& step, Executor& executor, Updater& updates) {
     executor.run(step, &updates);
     updates.end_all_micro_batches();
@@ -37,7 +38,7 @@ void train_step(Step& step, Composition& all) {
     Updater& updates = *all.updates;
     updates.begin_step(step.accumulated / all.schedule.copies());
     if (all.experts) all.experts->begin_step(step, all.own.chunk(0), &updates);
-    if (all.pp().size() == 1)
+    if (all.pp().size() == 1 && !all.techniques.experts.interleaves())
         run_micro_batches(step, all.own.chunk(0), updates);
     else
         run_pipeline(step, all.executor, updates);

@@ -12,7 +12,7 @@
 #include "dual_pipe_v.h"
 #include "interleaved.h"
 #include "naive.h"
-#include "one_f_one_b.h"
+#include "one_f_one_b_overlap.h"
 #include "schedule_file.h"
 #include "v_half.h"
 #include "zb_h2.h"
@@ -103,6 +103,9 @@ inline constexpr ScheduleKind all[] = {
     {.name = "1f1b",
      .check = takes_all,
      .make = [](int p, int m, const ScheduleOptions&) { return one_f_one_b(p, m); }},
+    {.name = "1f1b-overlap",
+     .check = takes_all,
+     .make = [](int p, int m, const ScheduleOptions&) { return one_f_one_b_overlap(p, m); }},
     {.name = "interleaved",
      .takes_chunks = true,
      .takes_group = true,

@@ -9,9 +9,9 @@
 //                        send the output                            y, or dx
 //
 // Each micro-batch in flight has its own saved activations for each chunk, from its F to its D or
-// W. Two actions that run together in DualPipe (with_next) run one after the other here: inside one
-// device's layers there is no communication that the other action could hide, so taking turns layer
-// by layer would only delay the first one's message. (With expert parallelism it pays.)
+// W. Two actions that run together (with_next) take turns only if there is something to hide: rows
+// on their way to experts (06_expert_parallel/10_overlap_batches.h). Without them, taking turns
+// would only delay the first one's message, so the two run one after the other.
 #pragma once
 
 #include <deque>
@@ -21,6 +21,7 @@
 
 #include "load_kernels.h"
 #include "messages.h"
+#include "train/interleave.h"
 #include "train/step.h"
 
 namespace ultrascale::pipeline {
@@ -34,15 +35,17 @@ struct StepTimes {
 
 class Executor {
 public:
-    // All arguments must live as long as the executor.
+    // All arguments must live as long as the executor. `interleaves`: actions that run together
+    // take turns.
     Executor(const Schedule& schedule, const MessagePlan& plan, RankStages& stages,
-             Messages& messages, int rank, const Pretend& pretend = {})
+             Messages& messages, int rank, const Pretend& pretend = {}, bool interleaves = false)
         : schedule_(schedule),
           actions_(schedule.actions[size_t(rank)]),
           stages_(stages),
           messages_(messages),
           provisional_(plan.provisional(rank)),
-          pretend_(pretend) {}
+          pretend_(pretend),
+          interleaves_(interleaves) {}
 
     // Runs forward and backward of a step's micro-batches. Afterwards gradients and step.loss hold
     // the contribution of this rank's stages.
@@ -64,7 +67,10 @@ public:
                 }
             }
             messages_.before(i);
-            run(step, i, messages_.input_of(i));
+            if (interleaves_ && actions_[size_t(i)].with_next)
+                run_together(step, i++);
+            else
+                run(step, i, messages_.input_of(i));
         }
         messages_.before(int(actions_.size()));
         check(in_flight_.empty(), "a schedule ends with micro-batches in flight");
@@ -111,6 +117,34 @@ private:
         messages_.output_of(i, std::move(output));
     }
 
+    // Runs action i and the next one, which take turns. The backward begins, as it has rows to send
+    // at once. Both results leave when both have ended.
+    void run_together(Step& step, int i) {
+        messages_.before(i + 1);
+        struct Half {
+            const Action& action;
+            Tensor x;  // its input, then its output
+        };
+        Half both[] = {{actions_[size_t(i)], messages_.input_of(i)},
+                       {actions_[size_t(i + 1)], messages_.input_of(i + 1)}};
+        const bool second_begins = both[0].action.kind == ActionKind::forward;
+        Half &one = both[second_begins], &other = both[!second_begins];
+        const auto begin = Timestamp::in(compute_stream());
+        const auto work = [&](Half& half) {
+            return [&] { half.x = compute(step, half.action, std::move(half.x)); };
+        };
+        const bool several = stages_.chunks() > 1;
+        const std::string name =
+            to_string(both[0].action, several) + "+" + to_string(both[1].action, several);
+        explain(name);
+        phase(name, [&] { interleave(work(one), work(other)); });
+        for (int half = 0; half < 2; ++half) {
+            times_.back().begins.push_back(begin);
+            times_.back().ends.push_back(Timestamp::in(compute_stream()));
+            messages_.output_of(i + half, std::move(both[half].x));
+        }
+    }
+
     Tensor compute(Step& step, const Action& action, Tensor input) {
         const std::pair key(action.micro_batch, action.chunk);
         if (action.kind == ActionKind::forward) {
@@ -147,6 +181,7 @@ private:
     Messages& messages_;
     int provisional_;  // the number of actions before confirm()
     Pretend pretend_;
+    bool interleaves_;
     std::map<std::pair<int, int>, InFlight> in_flight_;  // by micro-batch and chunk
     int64_t repeated_ = 0;
     double computed_ = 0, pretended_ = 0;  // seconds

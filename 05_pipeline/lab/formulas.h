@@ -5,6 +5,7 @@
 //     naive           m (p-1) (F+D)             as the step's      all             1
 //     afab            (p-1) (F+D)               as the step's      all             m
 //     1f1b            (p-1) (F+D)               as the step's      all             min(p, m)
+//     1f1b-overlap    (p-1) (F+D)               as the step's      m >= 2p         2p
 //     interleaved     (p-1) (F+D)/v             as the step's      all it takes    (2p-1+(v-1)N)/v
 //     breadth-first   (p-1) (F+D)/v             as the step's      m >= p          m
 //     zb-h1           (p-1) (F+B-W)             as the step's      m >= p, B >= W  p
@@ -45,6 +46,8 @@ inline Formulas formulas(std::string_view name, int ranks, int micro_batches,
     if (name == "naive") return both(m * (p - 1) * (f + d), 1);
     if (name == "afab") return both((p - 1) * (f + d), m);
     if (name == "1f1b") return both((p - 1) * (f + d), std::min(p, m));
+    if (name == "1f1b-overlap")
+        return full ? both((p - 1) * (f + d), 2 * p) : Formulas{.peak = std::min(2 * p, m)};
     if (name == "interleaved")
         return both((p - 1) * (f + d) / v, std::min(m, (2 * p - 1 + (v - 1) * n) / v));
     if (name == "breadth-first") {

@@ -22,9 +22,13 @@ public:
     void brief(double bytes) { take(bytes), free(bytes); }
     double now() const { return now_; }
     double most() const { return most_; }
+    // The pass yields here, or ends.
+    void end_turn() { turns_.push_back({most_, now_}), most_ = now_; }
+    const Turns& turns() const { return turns_; }
 
 private:
-    double now_, most_;
+    double now_, most_;  // in this turn
+    Turns turns_;
 };
 
 // A layer's experts, in bytes, for the rows that arrived: moment by moment, as experts_layer.h and
@@ -60,17 +64,26 @@ public:
         for_weights = tokens_ + (narrow_ > 0 ? narrow_ : scores_) + R * (2 * row_ + 3 * features_) +
                       (shared_ ? 3 * shared_features_ + tokens_ : 0);
         const auto forward_of = [&](bool keeps) {
-            return by_rank_ ? forward_by_rank(keeps)
-                   : plain_ ? plain_forward(keeps)
-                            : forward_by_choice(keeps);
+            return turns_of(by_rank_ ? forward_by_rank(keeps)
+                            : plain_ ? plain_forward(keeps)
+                                     : forward_by_choice(keeps));
         };
-        forward = forward_of(true).most();
-        forward_alone = forward_of(false).most();
-        backward = (by_rank_ ? backward_by_rank(false) : backward_by_choice(false)).most();
-        backward_input = (by_rank_ ? backward_by_rank(true) : backward_by_choice(true)).most();
+        const auto backward_of = [&](bool split) {
+            return turns_of(by_rank_ ? backward_by_rank(split) : backward_by_choice(split));
+        };
+        forward_turns = forward_of(true), backward_turns = backward_of(false);
+        forward = most_of(forward_turns), forward_alone = most_of(forward_of(false));
+        backward = most_of(backward_turns), backward_input = most_of(backward_of(true));
     }
+    // What it holds before its dispatch, until its combine, and after that.
+    Turns forward_turns, backward_turns;
 
 private:
+    static Turns turns_of(Ledger l) { return l.end_turn(), l.turns(); }
+    static double most_of(const Turns& turns) {
+        return std::ranges::max_element(turns, {}, &Turn::most)->most;
+    }
+
     // ---- what both ways of dispatching share ----
 
     // The bytes that a router keeps (in a forward that keeps nothing, its choices), and the
@@ -151,9 +164,11 @@ private:
         l.brief(choice_ / n);  // the order of a chunk
         if (travels_) l.take(chunk(0) * (row_ + 4));
         shared_forward(l, keeps);
+        l.end_turn();
         dispatch_and_combine(
             l, true, [&](double R) { experts_forward(l, R, keeps); }, [](double) {});
         if (!shared_) l.take(tokens_);
+        l.end_turn();
         return l;
     }
     Ledger backward_by_choice(bool split) const {
@@ -161,9 +176,11 @@ private:
         l.take(leave() * row_);
         if (travels_) l.take(chunk(0) * row_);
         shared_backward(l, split);
+        l.end_turn();
         dispatch_and_combine(
             l, false, [&](double R) { experts_backward(l, R, split); },
             [&](double R) { gate_up_backward(l, R, split); });
+        l.end_turn();
         l.take(choice_);  // the weights' gradients, where the router is
         l.free(leave() * 4 + (travels_ ? chunk(rows_.chunks.size() - 1) * 4 : 0));
         router_backward(l, split);
@@ -214,10 +231,12 @@ private:
             if (&stage == &rows_.stages.front()) shared_forward(l, keeps);
             l.free(leave * row_);
         }
+        l.end_turn();
         l.take(R * (row_ + 4)), l.free(before);  // rows and weights
         experts_forward(l, R, keeps);
         start_combine(l, R * row_, row_, true);
         if (!shared_) l.take(tokens_);
+        l.end_turn();
         combine_over_stages(l, row_, true);
         return l;
     }
@@ -231,11 +250,13 @@ private:
             if (&stage == &rows_.stages.front()) shared_backward(l, split);
             l.free(double(stage.left) * row_ + before), before = rows;
         }
+        l.end_turn();
         l.take(R * row_), l.free(before);
         experts_backward(l, R, split);
         start_combine(l, R * 4, names_, false);
         start_combine(l, R * row_, row_, true);
         gate_up_backward(l, R, split);
+        l.end_turn();
         l.take(choice_);
         combine_over_stages(l, names_, false);
         router_backward(l, split);

@@ -41,7 +41,7 @@ public:
 
     void add(const Dispatched& d, const Context& context) {
         // Several stages have no buffer that stays.
-        const bool in_buffer = d.exchanges.size() == 1 && experts_.receive_buffer().bytes() > 0;
+        const bool in_buffer = d.exchanges.size() == 1 && experts_.receive_bytes() > 0;
         statistics_.add(d, context, in_buffer);
         if (context.drops() && d.backward_follows)
             accepted_.insert(accepted_.end(), d.accepted.begin(), d.accepted.end());
@@ -85,7 +85,7 @@ public:
         Prediction all = fixed.times(steps);
         all.communication += travelled();
         all.memory.peak_activations = std::llround(std::min(peak_, 9e18));
-        all.memory.peak_communication += experts_.receive_buffer().bytes();
+        all.memory.peak_communication += experts_.receive_bytes();
         return all;
     }
 

@@ -55,10 +55,13 @@ public:
                        {{"none", ExpertOverlap::none},
                         {"gradients", ExpertOverlap::gradients},
                         {"shared", ExpertOverlap::shared},
-                        {"chunks", ExpertOverlap::chunks}},
+                        {"chunks", ExpertOverlap::chunks},
+                        {"batches", ExpertOverlap::batches}},
                        "gradients: while rows' gradients travel back, the weights' are computed. "
                        "shared: also the shared experts compute while rows travel. chunks: also "
-                       "the experts, on another chunk of a micro-batch's tokens");
+                       "the experts, on another chunk of a micro-batch's tokens. batches: besides "
+                       "the first two, another micro-batch");
+
         options
             .add(prefix + "chunks", experts_.chunks,
                  "Chunks of a micro-batch's tokens; must divide them")
@@ -146,6 +149,7 @@ public:
         if (experts_.overlap == ExpertOverlap::shared && config.experts.shared == 0)
             user_error("{}overlap shared: this model has no shared experts; see --shared", prefix_);
         if (experts_.overlap == ExpertOverlap::chunks) check_chunks(tokens);
+        if (experts_.overlap == ExpertOverlap::batches) check_batches(options);
     }
 
 private:
@@ -229,6 +233,21 @@ private:
                     "What is dropped: the last tokens, or those with the smallest weights")
             .only_if([this] { return experts_.capacity_factor > 0; },
                      "without --capacity-factor nothing is dropped");
+    }
+    void check_batches(const Options& options) const {
+        if (experts_.ep == 1)
+            user_error("{}overlap batches: with --ep 1 no row travels, so there is nothing to hide",
+                       prefix_);
+        if (options.grad_accum < 2)
+            user_error(
+                "{}overlap batches: a step has one micro-batch; with --grad-accum 2 its rows would "
+                "travel while another one computes",
+                prefix_);
+        if (options.recompute == Recompute::full)
+            user_error(
+                "{}overlap batches: --recompute full runs a layer's forward inside its backward, "
+                "where it has no partner; none or selective",
+                prefix_);
     }
     void check_plain(const LlamaConfig& config) const {
         if (config.experts.shared > 0)
