@@ -4,7 +4,8 @@
 //     in flight      F: + what forward keeps     B: + what linears need for their weights
 //                    D, B: - what forward kept   W: - that
 //     messages       from the moment at which a receive is posted, or until a sent tensor is let go
-//     at work        what the action needs besides
+//     at work        what the action needs besides; two actions that take turns (train/interleave.h)
+//                    hold what they need in their turns
 //
 // 1F1B's rank r has min(p-r, m) micro-batches in flight, ZB-H2's up to 2p-1. The embedding's and
 // the head's stage hold more or less than the others, and so do stages with more layers.
@@ -47,19 +48,43 @@ struct MemoryWalk {
 
 // Returns the bytes of an action's micro-batch on its chunk.
 using BytesOfAction = std::function<const StageActivations&(const Action&)>;
+// `interleaves`: actions that run together take turns; otherwise they run one after the other.
 inline MemoryWalk walk_memory(const Schedule& schedule, const MessagePlan& plan, int rank,
-                              const BytesOfAction& bytes_of) {
+                              const BytesOfAction& bytes_of, bool interleaves = false) {
     const auto& actions = schedule.actions[size_t(rank)];
     const double share = double(schedule.ranks()) / schedule.stages;
 
     MemoryWalk walk;
     double held = 0, in_flight = 0;
     const auto hold = [&](double bytes) { walk.peak = std::max(walk.peak, held += bytes); };
+    // Actions i and i + 1: a forward and a whole backward, which begins.
+    const auto together = [&](int i) {
+        const int f = actions[size_t(i)].kind == ActionKind::forward ? i : i + 1, b = 2 * i + 1 - f;
+        const StageActivations &forward = bytes_of(actions[size_t(f)]),
+                               &backward = bytes_of(actions[size_t(b)]);
+        TurnBytes of_forward = forward.forward_turns, of_backward = backward.backward_turns;
+        const double x = plan.input(rank, f) >= 0 ? forward.message : 0;
+        if (plan.output(rank, b) >= 0) of_backward.back().after += backward.message;
+        held -= x + (plan.input(rank, b) >= 0 ? backward.message : 0) + backward.after_forward;
+        in_flight += share;
+        walk.most_in_flight = std::max(walk.most_in_flight, in_flight);
+        walk.peak = std::max(walk.peak, held + peak_of_turns(of_backward, of_forward, x));
+        hold(forward.after_forward);
+        for (const int action : {i, i + 1})
+            if (plan.output(rank, action) >= 0) hold(forward.message);
+        walk.in_flight.insert(walk.in_flight.end(), {in_flight, in_flight - share});
+        in_flight -= share;
+    };
     for (int i = 0; i < int(actions.size()); ++i) {
         const Action& action = actions[size_t(i)];
         const StageActivations& one = bytes_of(action);
         for (size_t n = plan.posts(rank, i).size(); n-- > 0;) hold(one.message);
         held -= double(plan.releases(rank, i).size()) * one.message;
+        if (interleaves && action.with_next) continue;  // comes with the next one
+        if (interleaves && i > 0 && actions[size_t(i - 1)].with_next) {
+            together(i - 1);
+            continue;
+        }
         if (plan.input(rank, i) >= 0) held -= one.message;  // counted by its stage from here on
         switch (action.kind) {
             case ActionKind::forward:

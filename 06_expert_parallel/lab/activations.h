@@ -24,11 +24,11 @@ public:
     double most() const { return most_; }
     // The pass yields here, or ends.
     void end_turn() { turns_.push_back({most_, now_}), most_ = now_; }
-    const Turns& turns() const { return turns_; }
+    const TurnBytes& turns() const { return turns_; }
 
 private:
     double now_, most_;  // in this turn
-    Turns turns_;
+    TurnBytes turns_;
 };
 
 // A layer's experts, in bytes, for the rows that arrived: moment by moment, as experts_layer.h and
@@ -75,13 +75,11 @@ public:
         forward = most_of(forward_turns), forward_alone = most_of(forward_of(false));
         backward = most_of(backward_turns), backward_input = most_of(backward_of(true));
     }
-    // What it holds before its dispatch, until its combine, and after that.
-    Turns forward_turns, backward_turns;
 
 private:
-    static Turns turns_of(Ledger l) { return l.end_turn(), l.turns(); }
-    static double most_of(const Turns& turns) {
-        return std::ranges::max_element(turns, {}, &Turn::most)->most;
+    static TurnBytes turns_of(Ledger l) { return l.end_turn(), l.turns(); }
+    static double most_of(const TurnBytes& turns) {
+        return std::ranges::max_element(turns, {}, &TurnHeld::most)->most;
     }
 
     // ---- what both ways of dispatching share ----
@@ -228,10 +226,9 @@ private:
             before = rows + came * names_;
             if (&stage == &rows_.stages.back())
                 l.take(arrived_ * names_), l.brief(arrived_ * names_);
-            if (&stage == &rows_.stages.front()) shared_forward(l, keeps);
+            if (&stage == &rows_.stages.front()) shared_forward(l, keeps), l.end_turn();
             l.free(leave * row_);
         }
-        l.end_turn();
         l.take(R * (row_ + 4)), l.free(before);  // rows and weights
         experts_forward(l, R, keeps);
         start_combine(l, R * row_, row_, true);
@@ -247,10 +244,9 @@ private:
         for (const DispatchStatistics::Rows::OfStage& stage : rows_.stages) {
             const double rows = double(stage.arrived) * row_ * in_memory(stage);
             l.take(double(stage.left) * row_ + rows);
-            if (&stage == &rows_.stages.front()) shared_backward(l, split);
+            if (&stage == &rows_.stages.front()) shared_backward(l, split), l.end_turn();
             l.free(double(stage.left) * row_ + before), before = rows;
         }
-        l.end_turn();
         l.take(R * row_), l.free(before);
         experts_backward(l, R, split);
         start_combine(l, R * 4, names_, false);
@@ -287,6 +283,47 @@ private:
     double arrived_, names_;  // by rank: rows that arrived; of each k numbers
 };
 
+// Adds the turns of a stage's passes, if they yield where rows travel (experts_layer.h). What a
+// layer's experts hold comes on top of its attention and norms, and of the `before` bytes that
+// forward keeps of the layers before it.
+inline void add_turns(StageBytes& bytes, const std::vector<LocalSizes>& layers,
+                      const std::vector<double>& before, const LocalSizes& ends) {
+    struct Pass {
+        TurnBytes turns = {};
+        double most = 0;  // in this turn
+        void moment(double bytes) { most = std::max(most, bytes); }
+        void end_turn(double after) { turns.push_back({std::exchange(most, 0), after}); }
+        void experts(double below, const TurnBytes& of) {
+            for (const TurnHeld& turn : of) {
+                moment(below + turn.most);
+                if (&turn != &of.back()) end_turn(below + turn.after);
+            }
+        }
+    };
+    const auto below = [&](size_t i) {
+        return before[i] + layer_activations(layers[i]).total() - layers[i].feed_forward->kept;
+    };
+    Pass forward, backward;
+    for (size_t i = 0; i < layers.size(); ++i)
+        if (layers[i].feed_forward)
+            forward.experts(below(i), layers[i].feed_forward->forward_turns);
+        else
+            forward.moment(before[i] + peak_of_forward(layers[i]));
+    forward.moment(before.back() + peak_of_forward(ends));
+    forward.end_turn(bytes.after_forward);
+    backward.moment(before.back() + activation_peak(ends).bytes());
+    for (size_t i = layers.size(); i-- > 0;) {
+        LocalSizes rest = layers[i];
+        if (rest.feed_forward) {
+            backward.experts(below(i), rest.feed_forward->backward_turns);
+            rest.feed_forward->backward = 0;  // then the attention's backward follows
+        }
+        backward.moment(before[i] + activation_peak(rest).bytes());
+    }
+    backward.end_turn(0);
+    bytes.forward_turns = forward.turns, bytes.backward_turns = backward.turns;
+}
+
 // A stage's activations in one micro-batch. `stage`: the sizes of this rank's share of layers from
 // `first_layer` on; its layers with experts had these `rows`, by layer.
 inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& shape,
@@ -311,6 +348,7 @@ inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& sh
     bytes.at_forward = std::max(bytes.at_forward, before.back() + peak_of_forward(ends));
     bytes.after_forward = before.back() + ends_kept.after_forward;
     bytes.after_backward_input = ends_kept.after_backward_input;
+    add_turns(bytes, layers, before, ends);
 
     // `behind`: the bytes that later layers and the head keep for their weight gradients.
     const auto backward = [&](LocalSizes sizes, double others, double behind) {
@@ -330,10 +368,19 @@ inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& sh
     return bytes;
 }
 
-// The peak of a whole model's activations in a micro-batch whose layers had these rows.
+// The peak of a whole model's activations in a step whose micro-batches' layers had these rows.
 inline double peak_activations(const StepShape& shape, const ExpertOptions& o,
-                               const DispatchStatistics::ByLayer& rows) {
-    return stage_activations(local_sizes(shape), shape, o, rows).most();
+                               const std::map<int, DispatchStatistics::ByLayer>& rows) {
+    double most = 0;
+    TurnBytes before;  // of the backward before
+    for (const auto& [m, layers] : rows) {
+        const StageBytes bytes = stage_activations(local_sizes(shape), shape, o, layers);
+        most = std::max(most, bytes.most());
+        if (o.interleaves())
+            most = std::max(most, peak_of_turns(std::exchange(before, bytes.backward_turns),
+                                                bytes.forward_turns, 0));
+    }
+    return most;
 }
 
 }  // namespace ultrascale::expert_parallel

@@ -26,10 +26,7 @@ public:
           peak_of_step_(std::move(peak)) {
         if (!peak_of_step_)
             peak_of_step_ = [this](const std::map<int, DispatchStatistics::ByLayer>& rows) {
-                double most = 0;
-                for (const auto& [m, layers] : rows)
-                    most = std::max(most, peak_activations(shape_, options_, layers));
-                return most;
+                return peak_activations(shape_, options_, rows);
             };
         experts.see_dispatch = [this, choices](const Dispatched& d, const Context& context) {
             if (choices) choices->add(d, context);

@@ -165,7 +165,7 @@ inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& 
     const int64_t tokens = shape.micro_batch * shape.seq;
     const DispatchStatistics::ByLayer rows = balanced_rows(shape.config, o, tokens);
     prediction.memory.peak_activations =
-        std::llround(std::min(peak_activations(shape, o, rows), 9e18));
+        std::llround(std::min(peak_activations(shape, o, {{0, rows}, {1, rows}}), 9e18));
     add_balanced_rows(prediction.communication, shape, o, tokens,
                       (shape.config.layers - shape.config.experts.first_dense) * accumulated);
     return prediction;

@@ -134,7 +134,9 @@ inline double peak_activations(Composition& c,
                       : stage_bytes(sizes);
         return of[key] = {bytes, message_bytes(c)};
     };
-    return walk_memory(c.schedule, c.plan, c.pp().rank(), bytes_of).peak;
+    return walk_memory(c.schedule, c.plan, c.pp().rank(), bytes_of,
+                       c.techniques.experts.interleaves())
+        .peak;
 }
 
 // Predicts a step. With experts it leaves out the rows that travel and the activations, which

@@ -260,10 +260,11 @@ int64_t peak_activation_bytes(const LocalSizes& sizes) {
     return whole_bytes(activation_peak(sizes).bytes());
 }
 
-double peak_of_turns(const Turns& one, const Turns& other, double other_before) {
+double peak_of_turns(const TurnBytes& one, const TurnBytes& other, double other_before) {
     double most = 0, one_holds = 0, other_holds = other_before;
     for (size_t i = 0; i < std::max(one.size(), other.size()); ++i) {
-        if (i < one.size()) most = std::max(most, one[i].most + other_holds), one_holds = one[i].after;
+        if (i < one.size())
+            most = std::max(most, one[i].most + other_holds), one_holds = one[i].after;
         if (i < other.size())
             most = std::max(most, other[i].most + one_holds), other_holds = other[i].after;
     }

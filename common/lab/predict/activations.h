@@ -20,6 +20,15 @@
 
 namespace ultrascale {
 
+// The bytes that a pass holds in a turn (train/interleave.h): the most, and when it yields or ends.
+struct TurnHeld {
+    double most, after;
+};
+using TurnBytes = std::vector<TurnHeld>;
+// The most that two passes hold together if they take turns; `other_before`: what the other one
+// holds before its first turn.
+double peak_of_turns(const TurnBytes& one, const TurnBytes& other, double other_before);
+
 // A layer's feed-forward other than SwiGLU, in bytes. It reads the stream, and does not gather.
 struct FeedForwardActivations {
     double kept = 0;            // from forward to backward, in addition to its input
@@ -28,6 +37,7 @@ struct FeedForwardActivations {
     double forward_alone = 0;   // a forward's peak if it keeps nothing
     double backward = 0;        // a backward's peak, including dy and what forward kept
     double backward_input = 0;  // the peak of a backward of inputs
+    TurnBytes forward_turns = {}, backward_turns = {};  // of the same, if they yield
 };
 
 // The sizes with which a rank computes. "Stream": the residual stream with its norms and dropout.
@@ -107,21 +117,12 @@ KeptActivations kept_activations(const LocalSizes& sizes);
 // The peak of a micro-batch's forward, including what it keeps.
 double peak_of_forward(const LocalSizes& sizes);
 
-// The bytes that a pass holds in a turn (train/interleave.h): the most, and when it yields or ends.
-struct Turn {
-    double most, after;
-};
-using Turns = std::vector<Turn>;
-// The most that two passes hold together if they take turns; `other_before`: what the other one
-// holds before its first turn.
-double peak_of_turns(const Turns& one, const Turns& other, double other_before);
-
 // The bytes of a micro-batch on a device, or on a stage of a pipeline: kept between passes, and
 // each pass's peak, including what is kept.
 struct StageBytes {
     double after_forward = 0, after_backward_input = 0;
     double at_forward = 0, at_backward = 0, at_backward_input = 0;
-    Turns forward_turns = {}, backward_turns = {};  // empty: the passes do not yield
+    TurnBytes forward_turns = {}, backward_turns = {};  // empty: the passes do not yield
     double most() const { return at_forward > at_backward ? at_forward : at_backward; }
 };
 StageBytes stage_bytes(LocalSizes sizes);
