@@ -26,7 +26,8 @@ struct Techniques {
     std::string split = "auto";
 
     Schedule make_schedule(int micro_batches) const {
-        return pipeline::make_schedule(schedule, axes.pp, micro_batches, sizes);
+        const Schedule made = pipeline::make_schedule(schedule, axes.pp, micro_batches, sizes);
+        return experts.interleaves() ? made : apart(made);
     }
 };
 

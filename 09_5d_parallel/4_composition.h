@@ -46,8 +46,7 @@ public:
           plan(schedule),
           messages(mesh.group("pp"), plan,
                    stream_shape(shape.micro_batch, shape.seq / chosen.axes.cp), shape.model.dtype),
-          executor(schedule, plan, own, messages, mesh.group("pp").rank(), {},
-                   chosen.experts.interleaves()),
+          executor(schedule, plan, own, messages, mesh.group("pp").rank()),
           units(own.units()) {
         add_holders(mesh, schedule, shape.config);
         // On a GPU the executor loads the kernels before its first step, by running all stages

@@ -44,14 +44,13 @@ private:
 };
 
 // How many micro-batches' activations a rank holds during each of its actions: from F until D or W
-// has ended. A chunk counts as its part of a rank's share of the model: 1/v. `apart`: actions that
-// could run together run one after the other.
-inline std::vector<double> in_flight(const Schedule& schedule, int rank, bool apart = false) {
+// has ended. A chunk counts as its part of a rank's share of the model: 1/v.
+inline std::vector<double> in_flight(const Schedule& schedule, int rank) {
     const std::vector<Action>& actions = schedule.actions[size_t(rank)];
     std::vector<double> held(actions.size());
     int now = 0;
     for (size_t i = 0; i < actions.size();) {
-        const size_t together = actions[i].with_next && !apart ? 2 : 1;
+        const size_t together = actions[i].with_next ? 2 : 1;
         for (size_t j = i; j < i + together; ++j) now += actions[j].kind == ActionKind::forward;
         for (size_t j = i; j < i + together; ++j)
             held[j] = double(now) * schedule.ranks() / schedule.stages;
@@ -60,8 +59,8 @@ inline std::vector<double> in_flight(const Schedule& schedule, int rank, bool ap
     }
     return held;
 }
-inline double peak_in_flight(const Schedule& schedule, int rank, bool apart = false) {
-    const std::vector<double> held = in_flight(schedule, rank, apart);
+inline double peak_in_flight(const Schedule& schedule, int rank) {
+    const std::vector<double> held = in_flight(schedule, rank);
     return held.empty() ? 0 : *std::ranges::max_element(held);
 }
 

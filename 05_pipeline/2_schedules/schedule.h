@@ -38,8 +38,8 @@ struct Action {
     ActionKind kind;
     int micro_batch;
     int chunk = 0;  // the index among its rank's chunks
-    // Runs together with the next action: the segments of one run between those of the other
-    // (DualPipe's overlap of a forward with a backward).
+    // Runs together with the next action, which is independent of it: they take turns, so that one
+    // computes while the other communicates (together.h).
     bool with_next = false;
     bool operator==(const Action&) const = default;
 };
@@ -87,6 +87,13 @@ struct Schedule {
         return found;
     }
 };
+
+// The same schedule without pairs: their actions run one after the other.
+inline Schedule apart(Schedule schedule) {
+    for (auto& actions : schedule.actions)
+        for (Action& action : actions) action.with_next = false;
+    return schedule;
+}
 
 // "F3"; "F3b" if a rank has several chunks.
 inline std::string to_string(const Action& action, bool several_chunks) {

@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "dependencies.h"
+#include "together.h"
 
 namespace ultrascale::pipeline {
 
@@ -33,10 +34,9 @@ struct Costs {
     // the other.
     std::vector<double> links = {};
     double update = 0;  // after the last action
-    // The time of two actions that run together, relative to one after the other: less than 1 if
-    // one computes while the other communicates.
-    double together = 1;
-    bool apart = false;  // such actions run one after the other
+    // Each stage's turns, if its passes communicate. Otherwise two actions that run together take
+    // as long as one after the other.
+    std::vector<StageTurns> turns = {};
 
     // A rank's share of the model's F, B and W, spread evenly over the stages of a schedule.
     static Costs even(const Schedule& schedule, const StageCost& rank_cost, double hop = 0) {
@@ -131,7 +131,7 @@ private:
         const std::vector<Action>& actions = schedule_.actions[size_t(rank)];
         if (ran.size() == actions.size()) return false;
         const Action* next = &actions[ran.size()];
-        const int count = next->with_next && !costs_.apart ? 2 : 1;
+        const int count = next->with_next ? 2 : 1;
         double begin = free_[size_t(rank)], length = 0;
         for (int i = 0; i < count; ++i) {
             const double here = arrival(rank, next[i]);
@@ -139,7 +139,8 @@ private:
             begin = std::max(begin, here);
             length += costs_.stages[size_t(needs_.chunk(rank, next[i]).stage)].of(next[i].kind);
         }
-        const double end = begin + length * (count == 2 ? costs_.together : 1);
+        if (count == 2 && !costs_.turns.empty()) length = seconds_together(rank, next);
+        const double end = begin + length;
         free_[size_t(rank)] = end;
         for (int i = 0; i < count; ++i) {
             ran.push_back({rank, next[i], begin, end});
@@ -148,6 +149,14 @@ private:
                      needs_.chunk(rank, next[i]).stage) = end;
         }
         return true;
+    }
+    // A forward and a backward, which begins.
+    double seconds_together(int rank, const Action* pair) const {
+        const int forward = pair[0].kind == ActionKind::forward ? 0 : 1;
+        const auto of = [&](int i) -> const StageTurns& {
+            return costs_.turns[size_t(needs_.chunk(rank, pair[i]).stage)];
+        };
+        return pipeline::seconds_together(of(1 - forward).backward, of(forward).forward);
     }
     void summarize(Simulation& result, double begin) const {
         double last = begin;
@@ -164,7 +173,7 @@ private:
             result.step_bubble.push_back(last - begin - work);
             result.own_bubble.push_back(ran.empty() ? 0
                                                     : ran.back().end - ran.front().begin - work);
-            result.peak_in_flight.push_back(peak_in_flight(schedule_, int(r), costs_.apart));
+            result.peak_in_flight.push_back(peak_in_flight(schedule_, int(r)));
         }
     }
 

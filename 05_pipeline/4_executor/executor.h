@@ -9,9 +9,9 @@
 //                        send the output                            y, or dx
 //
 // Each micro-batch in flight has its own saved activations for each chunk, from its F to its D or
-// W. Two actions that run together (with_next) take turns only if there is something to hide: rows
-// on their way to experts (06_expert_parallel/10_overlap_batches.h). Without them, taking turns
-// would only delay the first one's message, so the two run one after the other.
+// W. Two actions that run together (with_next) take turns where one waits for rows on their way to
+// experts (06_expert_parallel/10_overlap_batches.h). Without experts that would only delay the first
+// one's message, so programs take such pairs apart.
 #pragma once
 
 #include <deque>
@@ -35,17 +35,15 @@ struct StepTimes {
 
 class Executor {
 public:
-    // All arguments must live as long as the executor. `interleaves`: actions that run together
-    // take turns.
+    // All arguments must live as long as the executor.
     Executor(const Schedule& schedule, const MessagePlan& plan, RankStages& stages,
-             Messages& messages, int rank, const Pretend& pretend = {}, bool interleaves = false)
+             Messages& messages, int rank, const Pretend& pretend = {})
         : schedule_(schedule),
           actions_(schedule.actions[size_t(rank)]),
           stages_(stages),
           messages_(messages),
           provisional_(plan.provisional(rank)),
-          pretend_(pretend),
-          interleaves_(interleaves) {}
+          pretend_(pretend) {}
 
     // Runs forward and backward of a step's micro-batches. Afterwards gradients and step.loss hold
     // the contribution of this rank's stages.
@@ -67,7 +65,7 @@ public:
                 }
             }
             messages_.before(i);
-            if (interleaves_ && actions_[size_t(i)].with_next)
+            if (actions_[size_t(i)].with_next)
                 run_together(step, i++);
             else
                 run(step, i, messages_.input_of(i));
@@ -181,7 +179,6 @@ private:
     Messages& messages_;
     int provisional_;  // the number of actions before confirm()
     Pretend pretend_;
-    bool interleaves_;
     std::map<std::pair<int, int>, InFlight> in_flight_;  // by micro-batch and chunk
     int64_t repeated_ = 0;
     double computed_ = 0, pretended_ = 0;  // seconds

@@ -120,8 +120,7 @@ private:
 
     // Nominal time: F, B and W take one unit each, D two, and messages none.
     void run() {
-        Costs nominal{.stages = std::vector<StageCost>(size_t(schedule_.stages), {1, 1, 1})};
-        nominal.apart = true;  // as the executor runs them
+        const Costs nominal{.stages = std::vector<StageCost>(size_t(schedule_.stages), {1, 1, 1})};
         for (const auto& rank_actions : simulate(schedule_, nominal).ranks) {
             std::vector<double>&begins = begin_.emplace_back(), &ends = end_.emplace_back();
             for (const TimedAction& timed : rank_actions)

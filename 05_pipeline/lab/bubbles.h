@@ -133,10 +133,8 @@ inline void print_message_ratio(Report& report, const StepShape& shape,
 
 // The simulation's times for F, B, W and hop: the pretended ones, or the measured ones.
 inline Costs pretended_costs(const Schedule& schedule, const Pretend& pretend) {
-    Costs costs = Costs::even(
-        schedule, {pretend.forward, pretend.backward_input, pretend.backward_weight}, pretend.hop);
-    costs.apart = true;
-    return costs;
+    return Costs::even(schedule, {pretend.forward, pretend.backward_input, pretend.backward_weight},
+                       pretend.hop);
 }
 inline Costs costs_of(const Timeline& timeline, const Schedule& schedule, const Pretend& pretend) {
     const Costs measured = timeline.costs();

@@ -77,7 +77,7 @@ inline Compared run_one(const Options& options, const StepShape& shape, const Sc
                    peak_as_predicted(predicted.memory.peak_activations, int64_t(peak)));
     c.activations = largest_of_ranks(world, peak);
     for (int rank = 0; rank < schedule.ranks(); ++rank)
-        c.in_flight = std::max(c.in_flight, peak_in_flight(schedule, rank, true));
+        c.in_flight = std::max(c.in_flight, peak_in_flight(schedule, rank));
     if (as.plain) return c;
     const Timeline timeline(schedule, pipeline.pp(), *pipeline.executor, false);
     c.costs = costs_of(timeline, schedule, as.pretend);
@@ -85,13 +85,13 @@ inline Compared run_one(const Options& options, const StepShape& shape, const Sc
     return c;
 }
 
-// The schedule of this name, with those sizes that it accepts.
+// The schedule of this name, with those sizes that it accepts, as this chapter runs it.
 inline Schedule schedule_with(const std::string& name, int ranks, int micro_batches,
                               const ScheduleOptions& sizes) {
     const ScheduleKind& kind = schedule_kind(name);
-    return make_schedule(name, ranks, micro_batches,
-                         {.chunks = kind.takes_chunks ? sizes.chunks : 0,
-                          .group = kind.takes_group ? sizes.group : 0});
+    return apart(make_schedule(name, ranks, micro_batches,
+                               {.chunks = kind.takes_chunks ? sizes.chunks : 0,
+                                .group = kind.takes_group ? sizes.group : 0}));
 }
 
 // Returns false if a schedule's memory or messages differ from their prediction, or its loss from

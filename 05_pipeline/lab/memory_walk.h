@@ -48,9 +48,8 @@ struct MemoryWalk {
 
 // Returns the bytes of an action's micro-batch on its chunk.
 using BytesOfAction = std::function<const StageActivations&(const Action&)>;
-// `interleaves`: actions that run together take turns; otherwise they run one after the other.
 inline MemoryWalk walk_memory(const Schedule& schedule, const MessagePlan& plan, int rank,
-                              const BytesOfAction& bytes_of, bool interleaves = false) {
+                              const BytesOfAction& bytes_of) {
     const auto& actions = schedule.actions[size_t(rank)];
     const double share = double(schedule.ranks()) / schedule.stages;
 
@@ -80,8 +79,8 @@ inline MemoryWalk walk_memory(const Schedule& schedule, const MessagePlan& plan,
         const StageActivations& one = bytes_of(action);
         for (size_t n = plan.posts(rank, i).size(); n-- > 0;) hold(one.message);
         held -= double(plan.releases(rank, i).size()) * one.message;
-        if (interleaves && action.with_next) continue;  // comes with the next one
-        if (interleaves && i > 0 && actions[size_t(i - 1)].with_next) {
+        if (action.with_next) continue;  // comes with the next one
+        if (i > 0 && actions[size_t(i - 1)].with_next) {
             together(i - 1);
             continue;
         }

@@ -147,9 +147,9 @@ struct Chapter {
     // Throws UserError if there is none, or if the file's does not fit.
     Schedule make(int micro_batches) const {
         if (is_plain()) return plain_schedule(pp, micro_batches);
-        Schedule made = make_schedule(schedule, pp, micro_batches, sizes);
+        const Schedule made = make_schedule(schedule, pp, micro_batches, sizes);
         check_schedule(made, in_flight > 0 ? in_flight : std::numeric_limits<double>::infinity());
-        return made;
+        return apart(made);
     }
 };
 

@@ -85,8 +85,7 @@ public:
             add_hops(step, ready, hops);
         }
         Costs costs{.hop = hops.empty() ? 0 : std::max(median(hops), 0.0),
-                    .update = median(updates_),
-                    .apart = true};
+                    .update = median(updates_)};
         for (int s = 0; s < schedule_.stages; ++s) {
             const auto of = [&](ActionKind kind) {
                 const auto found = seconds.find({s, kind});
@@ -128,7 +127,7 @@ private:
             result.step_bubble.push_back(last - first - work);
             result.own_bubble.push_back(result.ranks[r].back().end - result.ranks[r].front().begin -
                                         work);
-            result.peak_in_flight.push_back(peak_in_flight(schedule_, int(r), true));
+            result.peak_in_flight.push_back(peak_in_flight(schedule_, int(r)));
         }
         return result;
     }

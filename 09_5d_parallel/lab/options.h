@@ -41,8 +41,30 @@ inline void check_length(const Techniques& t, const StepShape& shape) {
                    multiple, all, std::max(shape.seq / multiple, int64_t(1)) * multiple);
 }
 
+// Throws UserError if a micro-batch cannot compute while another one's rows travel to experts.
+inline void check_interleaved(const Techniques& t, int micro_batches) {
+    if (t.zero.stage == 3)
+        user_error(
+            "--ep-overlap batches: a layer's weights would be freed by one micro-batch while "
+            "another "
+            "one uses them; with --zero 0, 1 or 2 they stay");
+    for (const auto& actions : t.make_schedule(micro_batches).actions)
+        for (size_t i = 0; i + 1 < actions.size(); ++i)
+            if (actions[i].with_next) {
+                if (actions[i].kind == ActionKind::backward_input ||
+                    actions[i + 1].kind == ActionKind::backward_input)
+                    user_error("--ep-overlap batches: only a whole backward runs beside a forward");
+                return;
+            }
+    user_error(
+        "--ep-overlap batches: --schedule {} has no forward and backward that run together; "
+        "1f1b-overlap, dualpipe and dualpipev have{}",
+        t.schedule, t.schedule == "1f1b-overlap" ? ", with more micro-batches (--grad-accum)" : "");
+}
+
 // Throws UserError if these techniques exclude each other, or cannot cut the model or its batch.
 inline void check_combination(const Options& options, const Techniques& t, const StepShape& shape) {
+    if (t.experts.interleaves()) check_interleaved(t, int(options.grad_accum));
     if (t.schedule == "optimal")
         user_error("--schedule optimal: 05_pipeline measures the times that it needs");
     sequences_of_step(options, int64_t(t.axes.dp) * t.axes.ep);  // throws if they are too many
@@ -214,6 +236,7 @@ struct Chapter {
         tensor_parallel::complete(t.tensor, options.recompute);
         check_length(t, shape);  // before the experts' own check, which recommends no length
         complete_experts(options, shape);
+        if (t.experts.interleaves() && t.schedule == "1f1b") t.schedule = "1f1b-overlap";
         if (t.experts.max_nodes > 0 && axes.stride("ep") > 1)
             user_error("--max-nodes: ranks of ep must be neighbours for nodes to be parts of it");
         check_combination(options, t, shape);

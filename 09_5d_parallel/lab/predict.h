@@ -134,9 +134,7 @@ inline double peak_activations(Composition& c,
                       : stage_bytes(sizes);
         return of[key] = {bytes, message_bytes(c)};
     };
-    return walk_memory(c.schedule, c.plan, c.pp().rank(), bytes_of,
-                       c.techniques.experts.interleaves())
-        .peak;
+    return walk_memory(c.schedule, c.plan, c.pp().rank(), bytes_of).peak;
 }
 
 // Predicts a step. With experts it leaves out the rows that travel and the activations, which

@@ -39,7 +39,7 @@ inline void print_pipeline_ranks(const Options& options, const StepShape& shape,
     std::vector<Row> rows;
     for (const int pp_rank : pp_ranks_shown(axes.pp)) {
         Row row{pp_rank, predict_imagined(options, shape, techniques, pp_rank).memory,
-                peak_in_flight(schedule, pp_rank, true)};
+                peak_in_flight(schedule, pp_rank)};
         int64_t layers = 0;
         for (const Chunk& chunk : schedule.chunks[size_t(pp_rank)]) {
             const Stage& stage = stages[size_t(chunk.stage)];

@@ -12,12 +12,9 @@ namespace {
 
 constexpr StageCost equal{1, 1, 1}, usual{1, 1.3, 0.7};  // F, B, W
 
-Simulation run(const Schedule& schedule, const StageCost& cost, double hop = 0,
-               bool apart = false) {
+Simulation run(const Schedule& schedule, const StageCost& cost, double hop = 0) {
     check_schedule(schedule);
-    Costs costs = Costs::even(schedule, cost, hop);
-    costs.apart = apart;
-    return simulate(schedule, costs);
+    return simulate(schedule, Costs::even(schedule, cost, hop));
 }
 Simulation run(std::string_view name, int p, int m, const StageCost& cost, double hop = 0) {
     return run(make_schedule(name, p, m), cost, hop);
@@ -30,10 +27,10 @@ TEST(PipelineSimulate, TableOfSchedules) {
     };
     for (const Row& row :
          {Row{"naive", 72, 72, 1, 72}, Row{"afab", 9, 9, 8, 9}, Row{"1f1b", 9, 9, 4, 9},
-          Row{"interleaved", 4.5, 4.5, 5.5, 4.5}, Row{"breadth-first", 4.5, 4.5, 8, 4.5},
-          Row{"zb-h1", 3, 3, 4, 4.8}, Row{"zb-h2", 3, 0, 7, 3}, Row{"zbv", 1.5, 0, 4, 1.95},
-          Row{"v-half", 2.5, 2.5, 3, 4.75}, Row{"dualpipe", 2, 2, 5, 2.6},
-          Row{"dualpipev", 3, 3, 4.5, 3.9}}) {
+          Row{"1f1b-overlap", 9, 9, 8, 9}, Row{"interleaved", 4.5, 4.5, 5.5, 4.5},
+          Row{"breadth-first", 4.5, 4.5, 8, 4.5}, Row{"zb-h1", 3, 3, 4, 4.8},
+          Row{"zb-h2", 3, 0, 7, 3}, Row{"zbv", 1.5, 0, 4, 1.95}, Row{"v-half", 2.5, 2.5, 3, 4.75},
+          Row{"dualpipe", 2, 2, 5, 2.6}, Row{"dualpipev", 3, 3, 4.5, 3.9}}) {
         const Simulation result = run(row.name, 4, 8, equal);
         EXPECT_DOUBLE_EQ(result.mean_step_bubble(), row.step) << row.name;
         EXPECT_DOUBLE_EQ(result.worst_own_bubble(), row.own) << row.name;
@@ -41,8 +38,8 @@ TEST(PipelineSimulate, TableOfSchedules) {
         EXPECT_NEAR(run(row.name, 4, 8, usual).mean_step_bubble(), row.step_usual, 1e-9)
             << row.name;
     }
-    const Schedule dual_pipe_v = make_schedule("dualpipev", 4, 8);
-    EXPECT_DOUBLE_EQ(run(dual_pipe_v, equal, 0, true).mean_step_bubble(), 1.5);
+    const Schedule dual_pipe_v = apart(make_schedule("dualpipev", 4, 8));
+    EXPECT_DOUBLE_EQ(run(dual_pipe_v, equal).mean_step_bubble(), 1.5);
 }
 
 TEST(PipelineSimulate, BubblesAsTheFormulasSay) {
@@ -81,6 +78,12 @@ TEST(PipelineSimulate, BubblesAsTheFormulasSay) {
                 EXPECT_NEAR(h2.worst_own_bubble(), formula.own_bubble.value(), 1e-9);
                 EXPECT_NEAR(h2.mean_step_bubble(), formula.step_bubble.value(), 1e-9);
             }
+    for (const int p : {1, 2, 3, 4, 8})
+        for (const int m : {2 * p, 4 * p}) {
+            const Simulation overlap = run("1f1b-overlap", p, m, usual);
+            EXPECT_NEAR(overlap.mean_step_bubble(), (p - 1) * 3, 1e-9);
+            EXPECT_EQ(overlap.peak(), 2 * p);
+        }
     // These are exact only for F = B = W.
     for (const int p : {2, 4, 8, 16})
         for (const int m : {2 * p, 4 * p}) {
@@ -139,16 +142,24 @@ TEST(PipelineSimulate, StagesOfDifferentCost) {
 TEST(PipelineSimulate, ActionsThatRunTogether) {
     const Schedule schedule = ScheduleReader("x", "0: F0 F1 D0 D1\n1: F0 F1+D0 D1").read();
     Costs costs = Costs::even(schedule, {1, 1, 1});
-    costs.together = 0.5;
+    // Each stage's F is 0.25, a transfer of 0.5, and 0.25; its D has two transfers.
+    const StageTurns turns{{{0.25, 0.25}, 0.5}, {{0.25, 0.5, 0.25}, 0.5}};
+    EXPECT_EQ(turns.forward.alone(), 1);
+    EXPECT_EQ(turns.backward.alone(), 2);
+    // b0 until 0.25, f0 until 0.5; ~b0 arrives at 0.75, then b1 until 1.25; ~f0 at 1.25, f1 until
+    // 1.5; ~b1 at 1.75, b2 until 2.
+    EXPECT_EQ(seconds_together(turns.backward, turns.forward), 2);
+    EXPECT_EQ(seconds_together({{1, 1, 1}, 0.5}, {{1, 1}, 0.5}), 5);  // all is hidden
+    costs.turns = {turns, turns};
     const Simulation result = simulate(schedule, costs);
     EXPECT_EQ(result.ranks[1][1].begin, 2);
-    EXPECT_EQ(result.ranks[1][1].end, 3.5);
-    EXPECT_EQ(result.ranks[1][2].end, 3.5);
-    EXPECT_EQ(result.work[1], 1 + 1.5 + 2);
-    EXPECT_EQ(result.ranks[0][2].begin, 3.5);  // D0 of rank 1 is ready when both have ended
-    costs.apart = true;
-    EXPECT_EQ(simulate(schedule, costs).ranks[1][1].end, 3);
-    EXPECT_EQ(simulate(schedule, costs).ranks[1][2].end, 5);
+    EXPECT_EQ(result.ranks[1][1].end, 4);
+    EXPECT_EQ(result.ranks[1][2].end, 4);
+    EXPECT_EQ(result.work[1], 1 + 2 + 2);
+    EXPECT_EQ(result.ranks[0][2].begin, 4);  // D0 of rank 1 is ready when both have ended
+    const Schedule alone = apart(schedule);
+    EXPECT_EQ(simulate(alone, costs).ranks[1][1].end, 3);
+    EXPECT_EQ(simulate(alone, costs).ranks[1][2].end, 5);
 }
 
 }  // namespace
