@@ -85,9 +85,6 @@ inline void check_combination(const Options& options, const Techniques& t, const
             "--tp {}: its ranks hold whole experts and would all compute the same; with "
             "--sequence-parallel each routes tokens of its own",
             t.axes.tp);
-    if (E > 0 && schedule.copies() > 1)
-        user_error("--schedule {}: it holds the model twice, but a router's loads are counted once",
-                   schedule.name);
     if (t.experts.counts_first() && (t.axes.tp > 1 || t.axes.cp > 1 || t.zero.stage == 3))
         user_error(
             "--aux-over global: the forward that comes first would repeat what --tp, --cp and "
