@@ -45,6 +45,8 @@ inline Fixed asked_fixed(const Options& options, const Techniques& t) {
 inline void check_known(const Options& options, const Techniques& t) {
     if (t.schedule != "1f1b" && t.schedule != "interleaved")
         user_error("--schedule {}: the planner knows 1f1b and interleaved", t.schedule);
+    if (t.experts.overlap != ExpertOverlap::none && t.experts.overlap != ExpertOverlap::batches)
+        user_error("--ep-overlap: the planner knows none and batches");
     if (options.recompute == Recompute::selective)
         user_error(
             "--recompute selective: attention in tiles, which the planner plans with, keeps no T x "

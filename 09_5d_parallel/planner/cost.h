@@ -8,7 +8,8 @@
 // others) / v. With equal stages this is 1F1B's formula (05), (m + (p-1)/v) s; for uneven ones it
 // is what 05's simulator gives. Messages delay the first and the last micro-batch by p-1 hops each,
 // and every p micro-batches of 1F1B by as many (05); if they take longer than a stage computes, the
-// slowest link sets the pace.
+// slowest link sets the pace. With --ep-overlap batches the pace is that of a forward and a backward
+// that run together (05's together.h); while the pipeline fills and drains, they run alone.
 #pragma once
 
 #include "layer_cost.h"
@@ -40,17 +41,19 @@ public:
         const std::vector<UnitCost> ranks = rank_costs(plan, costs);
         const double p = double(plan.pp), m = double(plan.micro_batches), v = plan.chunks;
         StepCost step;
-        double slowest = 0, sum = 0;
-        for (const UnitCost& one : ranks) {
-            const double part = m / p;
+        double slowest = 0, sum = 0, alone = 0;
+        for (size_t rank = 0; rank < ranks.size(); ++rank) {
+            const UnitCost& one = ranks[rank];
+            const double part = m / p, hidden = hidden_of_pair(plan, costs, rank);
             step.compute += part * (one.forward.compute + one.backward.compute);
             step.tensor += part * (one.forward.tensor + one.backward.tensor);
             step.context += part * (one.forward.context + one.backward.context);
-            step.experts += part * (one.forward.experts + one.backward.experts);
-            slowest = std::max(slowest, one.both()), sum += one.both();
+            step.experts += part * (one.forward.experts + one.backward.experts - hidden);
+            slowest = std::max(slowest, one.both() - hidden), sum += one.both() - hidden;
+            alone += one.both();
         }
         step.uneven = m * (slowest - sum / p);
-        step.bubble = (sum - slowest) / v;
+        step.bubble = (alone - slowest) / v;
         if (plan.pp > 1) step.messages = messages(costs.messages(), m, v, slowest);
         const double updated = add_data(step, plan, ranks.front());
         step.optimizer =
@@ -77,6 +80,20 @@ public:
     }
 
 private:
+    // The number of a stage's layers with experts.
+    int64_t with_experts(const Stage& stage) const {
+        const LlamaConfig& c = shape_.config;
+        if (c.experts.count == 0) return 0;
+        return stage.last_layer -
+               std::clamp<int64_t>(c.experts.first_dense, stage.first_layer, stage.last_layer);
+    }
+    // The seconds of a micro-batch's transfers to experts that another micro-batch hides.
+    double hidden_of_pair(const Plan& plan, const LayerCosts& costs, size_t rank) {
+        if (!plan.interleaves()) return 0;
+        const StageTurns turns = costs.turns(with_experts(memory_.stages(plan)[rank]));
+        return turns.forward.alone() + turns.backward.alone() -
+               seconds_together(turns.backward, turns.forward);
+    }
     std::vector<UnitCost> rank_costs(const Plan& plan, const LayerCosts& costs) {
         const LlamaConfig& c = shape_.config;
         const UnitCost dense = costs.layer(false), head = costs.head(),
@@ -87,10 +104,9 @@ private:
         for (size_t s = 0; s < stages.size(); ++s) {
             UnitCost& rank = ranks[s % ranks.size()];
             const int64_t layers = stages[s].last_layer - stages[s].first_layer,
-                          first = c.experts.count > 0 ? c.experts.first_dense : c.layers,
-                          before = std::clamp<int64_t>(first - stages[s].first_layer, 0, layers);
-            rank += dense * double(before);
-            rank += experts * double(layers - before);
+                          routed = with_experts(stages[s]);
+            rank += dense * double(layers - routed);
+            rank += experts * double(routed);
             if (stages[s].embedding) rank += embedding;
             if (stages[s].head) rank += head;
         }

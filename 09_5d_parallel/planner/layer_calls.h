@@ -9,6 +9,7 @@
 //     pp    a message from stage to stage (05)
 #pragma once
 
+#include "05_pipeline/2_schedules/together.h"
 #include "06_expert_parallel/lab/predict.h"
 #include "hardware.h"
 #include "plan.h"

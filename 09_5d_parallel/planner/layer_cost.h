@@ -52,6 +52,30 @@ public:
         if (plan_.recompute == Recompute::full) cost.backward += cost.forward;
         return cost;
     }
+    // The turns of both passes of so many layers with experts, if they run beside another
+    // micro-batch's: attention, then, when the rows are there, the experts (together.h in 05).
+    StageTurns turns(int64_t layers) const {
+        const UnitCost whole = layer(true);
+        UnitCost experts;
+        add_experts(experts);
+        StageTurns turns;
+        turns.forward.transfer = experts.forward.experts / 2;
+        turns.backward.transfer = experts.backward.experts / 2;
+        turns.backward.compute.push_back(0);
+        for (int64_t i = 0; i < layers; ++i) {
+            const auto attention = [](const PassCost& all, const PassCost& experts) {
+                return all.all() - experts.all();
+            };
+            const double forward = attention(whole.forward, experts.forward),
+                         backward = attention(whole.backward, experts.backward);
+            for (const double turn : {forward, experts.forward.compute})
+                turns.forward.compute.push_back(turn);
+            for (const double turn : {experts.backward.compute, backward})
+                turns.backward.compute.push_back(turn);
+        }
+        turns.forward.compute.push_back(0);
+        return turns;
+    }
     UnitCost embedding() const {
         UnitCost cost;
         calls_.add_embedding(cost);

@@ -134,7 +134,7 @@ private:
     // pipeline tell as much as hundreds.
     const OfStep& step(const Plan& plan) {
         const int m = int(std::min(plan.micro_batches, 4 * plan.pp));
-        const auto key = std::tuple(plan.pp, m, plan.chunks);
+        const auto key = std::tuple(plan.pp, m, plan.chunks, plan.interleaves());
         const auto found = steps_.find(key);
         if (found != steps_.end()) return found->second;
         Schedule schedule = plan_schedule(plan, m);
@@ -304,7 +304,7 @@ private:
             for (StageActivations& chunk : chunks)
                 chunk.at_backward =
                     std::max(chunk.at_backward, gradients_of_backward(elements(plan, pp_rank)));
-        if (plan.pp == 1) return chunks[0].most();
+        if (plan.pp == 1 && !plan.interleaves()) return chunks[0].most();
         const OfStep& step_plan = step(plan);
         return walk_memory(step_plan.schedule, step_plan.messages, pp_rank,
                            [&](const Action& action) -> const StageActivations& {
@@ -316,7 +316,7 @@ private:
     StepShape shape_;
     bool eager_;
     std::map<int64_t, std::vector<Stage>> stages_;
-    std::map<std::tuple<int64_t, int, int>, OfStep> steps_;
+    std::map<std::tuple<int64_t, int, int, bool>, OfStep> steps_;
     std::map<std::tuple<int64_t, int64_t, int64_t, int, int, int, bool, int>, AttentionMemory>
         attention_;
     std::map<std::tuple<int64_t, int64_t, int64_t, Recompute>, Moments> moments_;

@@ -60,6 +60,7 @@ struct PlannerOptions {
                                               "--bidirectional",
                                               "--ring-backward",
                                               "--dispatch",
+                                              "--ep-overlap",
                                               "--max-nodes",
                                               "--capacity-factor"};
         options

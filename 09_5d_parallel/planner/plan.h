@@ -29,6 +29,8 @@ struct Plan {
                                      PlanAxis::pp};
 
     int64_t ranks() const { return dp * tp * cp * ep * pp; }
+    // Whether one micro-batch computes while another one's rows travel to experts (06).
+    bool interleaves() const { return experts.overlap == ExpertOverlap::batches && ep > 1; }
     int64_t sequences() const { return micro_batch * micro_batches * dp * ep; }
     int64_t size(PlanAxis axis) const {
         const std::array<int64_t, 5> sizes = {tp, cp, ep, dp, pp};
@@ -48,7 +50,7 @@ struct Plan {
         t.axes.ep = int(ep), t.axes.pp = int(pp);
         for (size_t i = 0; i < order.size(); ++i) t.axes.order[i] = axis_names[size_t(order[i])];
         t.zero.stage = zero;
-        t.schedule = chunks > 1 ? "interleaved" : "1f1b";
+        t.schedule = chunks > 1 ? "interleaved" : interleaves() ? "1f1b-overlap" : "1f1b";
         t.sizes = {.chunks = chunks > 1 ? chunks : 0};
         complete(t, int(ranks()), layout_names[int(context.layout)]);
         if (tp == 1) t.tensor = {.tp = 1};
@@ -77,7 +79,8 @@ struct Plan {
 inline Schedule plan_schedule(const Plan& plan, int micro_batches) {
     return plan.chunks > 1
                ? make_schedule("interleaved", int(plan.pp), micro_batches, {.chunks = plan.chunks})
-               : one_f_one_b(int(plan.pp), micro_batches);
+           : plan.interleaves() ? one_f_one_b_overlap(int(plan.pp), micro_batches)
+                                : one_f_one_b(int(plan.pp), micro_batches);
 }
 
 // "dp 8 tp 4 pp 2 v 4 ZeRO-1 recompute": short enough for a table. v: chunks a rank.

@@ -104,6 +104,10 @@ inline std::string why_not(const PlanFor& f, const Plan& p) {
     if (p.chunks > 1 && p.micro_batches % p.pp != 0)
         return fmt::format("{} chunks: {} micro-batches are no multiple of pp {}", p.chunks,
                            p.micro_batches, p.pp);
+    if (p.interleaves() && (p.chunks > 1 || p.zero == 3 || p.recompute == Recompute::full))
+        return "--ep-overlap batches: neither interleaved stages, nor ZeRO-3, nor --recompute full";
+    if (p.interleaves() && p.micro_batches == 1)
+        return "--ep-overlap batches: one micro-batch has no other one to run beside";
     if (p.fp8)
         for (const int64_t size :
              {p.micro_batch * f.shape.seq / p.cp, c.hidden, c.q_size() / p.tp, c.ffn / p.tp})
