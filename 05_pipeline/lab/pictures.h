@@ -26,6 +26,8 @@ public:
                 until_ = std::max(until_, last_end(*timeline) - first_begin(*timeline));
         for (const auto& rank_chunks : schedule.chunks)
             chunks_ = std::max(chunks_, int(rank_chunks.size()));
+        for (const auto& actions : schedule.actions)
+            pairs_ = pairs_ || std::ranges::any_of(actions, &Action::with_next);
     }
 
     Svg draw() const {
@@ -46,7 +48,10 @@ public:
 
 private:
     static constexpr double left = 74, right = 880, chart_height = 110;
-    double lane() const { return chunks_ == 1 ? 22 : 34.0 / std::min(chunks_, 2) * chunks_; }
+    double lane() const {
+        if (chunks_ == 1 && pairs_) return 34;  // a pair's actions lie one below the other
+        return chunks_ == 1 ? 22 : 34.0 / std::min(chunks_, 2) * chunks_;
+    }
     double pitch() const { return lane() + 5; }
     Axis across() const { return {0, until_, left, right}; }
 
@@ -110,11 +115,19 @@ private:
             svg.text(left - 8, top + lane() / 2 + 5, fmt::format("rank {}", rank),
                      {.anchor = Text::end, .size = 13});
             svg.outline({left, top, right - left, lane()}, {.role = Role::faint, .width = 0.5});
+            const TimedAction* before = nullptr;
             for (const TimedAction& timed : timeline.ranks[rank]) {
                 const double begin = across()(timed.begin - first),
                              end = across()(timed.end - first);
-                const Box box = {begin, top + row * timed.action.chunk, std::max(end - begin, 0.25),
-                                 row};
+                Box box = {begin, top + row * timed.action.chunk, std::max(end - begin, 0.25), row};
+                // Two that run together share the row of their chunk.
+                const bool second = before && before->action.with_next;
+                if (second || timed.action.with_next) {
+                    const TimedAction& other = second ? *before : *(&timed + 1);
+                    if (other.action.chunk == timed.action.chunk)
+                        box.height /= 2, box.y += second ? box.height : 0;
+                }
+                before = &timed;
                 const std::string name = to_string(schedule_, int(rank), timed.action);
                 cell(svg, box, timed.action,
                      fmt::format("{} {}: {} to {}", how, name, time_words(timed.begin - first),
@@ -176,6 +189,7 @@ private:
     const Simulation &simulated_, &measured_;
     double until_ = 0;
     int chunks_ = 1;
+    bool pairs_ = false;
 };
 
 // Writes `directory`/`name` (--svg); writes nothing if the directory is empty.

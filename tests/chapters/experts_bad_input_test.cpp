@@ -29,6 +29,9 @@ TEST(ExpertParallelBadInput, IsRefused) {
     refuses(0, "--overlap chunks", {"--overlap chunks", "--ep 1"});
     refuses(2, "--overlap chunks --dispatch rank", {"--overlap chunks", "--dispatch expert"});
     refuses(2, "--overlap chunks --chunks 3", {"--chunks 3", "128 tokens"});
+    refuses(0, "--overlap batches --grad-accum 2", {"--overlap batches", "--ep 1"});
+    refuses(2, "--overlap batches", {"--overlap batches", "--grad-accum 2"});
+    refuses(2, "--overlap batches --grad-accum 2 --recompute full", {"--recompute full", "none"});
     refuses(2, "--dispatch plain --shared 2", {"--dispatch plain", "no shared experts", "2"});
     refuses(2, "--dispatch plain --overlap gradients", {"--dispatch plain", "--overlap"});
     refuses(2, "--dispatch plain --node-size 1 --inter-gbps 1 --max-nodes 1",

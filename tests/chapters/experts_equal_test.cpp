@@ -53,6 +53,17 @@ TEST(ExpertParallel, InChunks) {
     expect_equal(2, "--overlap chunks --chunks 4 --capacity-factor 0.8 --drop score");
 }
 
+// A micro-batch's backward runs beside the next one's forward.
+TEST(ExpertParallel, BesideAnotherMicroBatch) {
+    expect_equal(2, "--overlap batches --grad-accum 3 --shared 1 --first-dense 1");
+    expect_equal(4, "--overlap batches --grad-accum 2 --dispatch rank --ep 2 --top-k 3");
+    expect_equal(2, "--overlap batches --grad-accum 4 --capacity-factor 0.8 --dropout 0.1");
+    expect_equal(2,
+                 "--overlap batches --grad-accum 2 --aux-over global --aux-coef 0.1 --attention "
+                 "naive --recompute selective --dtype bf16");
+    expect_equal(4, "--overlap batches --grad-accum 3 --node-size 2 --inter-gbps 10 --max-nodes 1");
+}
+
 // Each combination runs with half of the layouts in turn, so every pair of choices occurs.
 TEST(LongExpertParallel, EqualsOneDevice) {
     const std::pair<int, const char*> layouts[] = {{8, ""},

@@ -87,11 +87,25 @@ TEST(FiveD, ExpertsBesideEveryAxisEqualOneDevice) {
     expect_experts_equal(4, "--micro-batch 1 --ep 2 --cp 2 --aux switch");
     expect_experts_equal(4, "--micro-batch 2 --ep 2 --tp 2 --sequence-parallel --dispatch rank");
     expect_experts_equal(4, "--micro-batch 1 --ep 2 --pp 2 --grad-accum 4 --schedule zb-h1");
+    expect_experts_equal(4, "--micro-batch 1 --pp 2 --grad-accum 8 --schedule dualpipe");
     expect_experts_equal(8, "--micro-batch 1 --ep 2 --pp 2 --cp 2 --grad-accum 2 --zero 1");
     expect_experts_equal(8, "--micro-batch 1 --ep 2 --tp 2 --cp 2 --sequence-parallel --zero 2");
     expect_experts_equal(8,
                          "--micro-batch 1 --ep 2 --tp 2 --pp 2 --sequence-parallel "
                          "--grad-accum 4 --schedule zbv --recompute full");
+}
+
+// A micro-batch computes while another one's rows travel: without a pipeline, in 1F1B's order, and
+// in DualPipe's, in which stages may differ in their layers.
+TEST(FiveD, MicroBatchesBesideEachOtherEqualOneDevice) {
+    const std::string beside = "--ep 2 --ep-overlap batches --micro-batch 1 --grad-accum ";
+    expect_experts_equal(2, beside + "3 --zero 1 --shared 1");
+    expect_experts_equal(4, beside + "2 --zero 2 --cp 2 --dispatch rank");
+    expect_experts_equal(4, beside + "3 --tp 2 --sequence-parallel");
+    expect_experts_equal(4, beside + "5 --pp 2 --zero 1");
+    expect_experts_equal(4, beside + "6 --pp 2 --schedule dualpipev --dispatch rank");
+    expect_experts_equal(4, beside + "4 --pp 2 --schedule dualpipe --balance bias");
+    expect_experts_equal(8, beside + "8 --pp 4 --first-dense 1");
 }
 
 // A rank of a pipeline may have dense layers only: then it routes no rows.
@@ -184,7 +198,9 @@ TEST(FiveD, WhatCannotBeCombinedIsRefused) {
     expect_refused(6, "--cp 3 --tp 2 --sequence-parallel --seq 64", "--seq 60 would work");
     expect_refused(2, "--model nano-moe --tp 2", "--sequence-parallel each routes");
     expect_refused(2, "--model nano-moe --pp 2 --grad-accum 2 --aux hf", "all layers together");
-    expect_refused(2, "--model nano-moe --pp 2 --grad-accum 4 --schedule dualpipe", "twice");
+    const std::string beside = "--model nano-moe --ep 2 --grad-accum 2 --ep-overlap batches ";
+    expect_refused(2, beside + "--zero 3", "with --zero 0, 1 or 2 they stay");
+    expect_refused(4, beside + "--pp 2 --schedule zb-h1", "1f1b-overlap, dualpipe and dualpipev");
     expect_refused(2, "--model nano-moe --cp 2 --aux-over global", "which is not predicted");
     expect_refused(2, "--model nano-moe --pp 2 --grad-accum 2 --aux-over global",
                    "a pipeline does not run");

@@ -68,14 +68,14 @@ Context micro_batch(int m, int r) {
             .micro_batch = m};
 }
 
-// Runs a step's passes in this order: F forward, D backward, B backward of inputs, W of weights. If
-// `mixed_up`, a backward takes the statistics of the micro-batch whose forward ran last.
+// Runs a step's passes in this order: F forward, D backward, B backward of inputs, W of weights; a
+// plus joins two that take turns. If `mixed_up`, a backward takes the statistics of the micro-batch whose forward ran last.
 Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
             const std::string& order, bool mixed_up = false) {
     ExpertParallel experts(config, options, mesh, A);
     DispatchStatistics statistics({.config = config, .micro_batch = B, .seq = T}, options);
     experts.see_dispatch = [&](const Dispatched& d, const Context& context) {
-        statistics.add(d, context, experts.receive_buffer().bytes() > 0);
+        statistics.add(d, context, experts.receive_bytes() > 0);
     };
     const ModelOptions model_options{.recompute = recompute};
     Llama model(config, model_options, experts.factories(model_options), Stage::whole(config));
@@ -90,18 +90,26 @@ Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
     };
     std::map<int, InFlight> in_flight;
     communication_reset_counts();
-    std::istringstream passes(order);
-    char pass;
-    for (int m, last = 0; passes >> pass >> m;) {
-        if (pass == 'F') in_flight[m].context = micro_batch(last = m, mesh.group("ep").rank());
+    int last = 0;
+    const auto pass = [&](const std::string& name) {
+        const int m = std::stoi(name.substr(1));
+        if (name[0] == 'F') in_flight[m].context = micro_batch(last = m, mesh.group("ep").rank());
         auto& [context, saved] = in_flight.at(m);
         if (mixed_up) context.micro_batch = last;
-        switch (pass) {
+        switch (name[0]) {
             case 'F': model.forward({}, saved, context); break;
             case 'D': model.backward({}, saved, context); break;
             case 'B': model.backward_input({}, saved, context); break;
             default: model.backward_weight(saved, context);
         }
+    };
+    std::istringstream passes(order);
+    for (std::string one; passes >> one;) {
+        const size_t plus = one.find('+');
+        if (plus == one.npos)
+            pass(one);
+        else
+            interleave([&] { pass(one.substr(0, plus)); }, [&] { pass(one.substr(plus + 1)); });
     }
     // Only rows were sent, as many as were reported when each forward ran.
     EXPECT_TRUE(counted_as_predicted(sent_of(statistics), 1, communication_counts()));
@@ -127,6 +135,11 @@ TEST(ExpertsComposed, SameBitsInAnyOrderOfPasses) {
             EXPECT_TRUE(run(mesh, options, recompute, order) == plain)
                 << aux_names[int(aux)] << ": " << order;
         EXPECT_FALSE(near(run(mesh, options, recompute, order_1f1b, true), plain));
+        ExpertOptions beside = options;
+        beside.overlap = ExpertOverlap::batches;
+        for (const char* order : {"F0 D0+F1 D1+F2 D2+F3 D3", "F0 F1 F2+D0 B1+F3 W1 D2 D3"})
+            EXPECT_TRUE(run(mesh, beside, recompute, order) == plain)
+                << aux_names[int(aux)] << ": " << order;
     }
 }
 
@@ -198,7 +211,7 @@ Outcome share(const Mesh& mesh, const ExpertOptions& options, Cut cut, int accum
     DispatchStatistics statistics({.config = config, .micro_batch = B, .seq = T}, options);
     experts.see_dispatch = [&](const Dispatched& d, const Context& context) {
         choices.add(d, context);
-        statistics.add(d, context, experts.receive_buffer().bytes() > 0);
+        statistics.add(d, context, experts.receive_bytes() > 0);
     };
     ParameterList parameters;
     const ModuleFactories factories = experts.factories({});

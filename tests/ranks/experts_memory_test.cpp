@@ -59,7 +59,7 @@ void compare(const Case& of, Mesh& mesh, const Stage& stage) {
     ExpertParallel experts(shape.config, options, mesh, 2, shared);
     DispatchStatistics statistics(shape, options);
     experts.see_dispatch = [&](const Dispatched& d, const Context& context) {
-        statistics.add(d, context, experts.receive_buffer().bytes() > 0);
+        statistics.add(d, context, experts.receive_bytes() > 0);
     };
     const TensorParallel tensor(shape.config, of.tensor, mesh);
     ModuleFactories factories = tensor.factories(shape.model);

@@ -22,6 +22,7 @@ TEST(PipelineSchedules, AreThoseOfThePapers) {
     EXPECT_EQ(list("naive", 4, 3, 2), "F0D0F1D1F2D2");
     EXPECT_EQ(list("afab", 4, 3, 2), "F0F1F2D0D1D2");
     EXPECT_EQ(list("1f1b", 4, 8, 0), "F0F1F2F3D0F4D1F5D2F6D3F7D4D5D6D7");
+    EXPECT_EQ(list("1f1b-overlap", 3, 5, 2), "F0F1+D0F2+D1F3+D2F4+D3D4");
     EXPECT_EQ(list("zb-h1", 4, 8, 2), "F0F1B0F2B1F3B2W0F4B3W1F5B4W2F6B5W3F7B6W4B7W5W6W7");
     EXPECT_EQ(list("zb-h2", 4, 8, 3), "F0B0F1B1F2B2F3B3F4B4F5B5F6B6W0F7B7W1W2W3W4W5W6W7");
     EXPECT_TRUE(begins(list("zbv", 4, 8, 3), "F0aF0bF1aF1bF2aF2bF3aF3bB0bW0bF4aB0aW0aF4bB1bW1b"));
@@ -65,6 +66,7 @@ TEST(PipelineSchedules, WarmUpAsTheRulesSay) {
                     return forwards_first(make_schedule(name, p, m, options), r);
                 };
                 EXPECT_EQ(first("1f1b"), p - r);
+                EXPECT_EQ(first("1f1b-overlap"), 2 * (p - r));
                 EXPECT_EQ(first("zb-h1"), p - r);
                 EXPECT_EQ(first("zb-h2"), 2 * (p - 1 - r) + 1);
                 EXPECT_EQ(first("zbv"), 2 * (p - r) - 1 + 2 * r + 1);
@@ -89,6 +91,7 @@ TEST(PipelineSchedules, HoldAsManyActivationsAsTheFormulasSay) {
                 EXPECT_EQ(peak("naive"), 1);
                 EXPECT_EQ(peak("afab"), m);
                 EXPECT_EQ(peak("1f1b"), std::min(p - r, m));
+                EXPECT_EQ(peak("1f1b-overlap"), std::min(2 * (p - r), m));
                 EXPECT_EQ(peak("breadth-first"), m);
                 EXPECT_EQ(peak("zb-h1"), std::min(p, m));
                 EXPECT_EQ(peak("zb-h2"), std::min(2 * p - 1, m));

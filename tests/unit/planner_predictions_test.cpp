@@ -112,6 +112,43 @@ TEST(PlannerLinks, CardsSendWhatARunPredicts) {
         }
 }
 
+const ExpertOptions beside{.dispatch = Dispatch::rank, .overlap = ExpertOverlap::batches};
+
+// Forwards and backwards that run together: the formula beside a simulation of all actions.
+TEST(PlannerCost, OfMicroBatchesBesideEachOtherIsAsSimulated) {
+    const StepShape shape = shape_of("moe-16b");
+    const int64_t dense = shape.config.experts.first_dense;
+    for (const double slower : {0.5, 1.0, 4.0})
+        for (const int64_t pp : {1, 2, 4}) {
+            SCOPED_TRACE(fmt::format("links {} times as slow, pp {}", slower, pp));
+            Hardware hardware = find_hardware("h100");
+            hardware.between.bytes_per_second /= slower;
+            Plan plan{.ep = 64, .pp = pp, .micro_batches = 8 * pp, .experts = beside};
+            MemoryModel memory(shape);
+            CostModel model(shape, hardware, memory);
+            const StepCost cost = model.of(plan);
+            const LayerCosts layers(shape, hardware, plan);
+            Costs costs;
+            for (const Stage& stage : memory.stages(plan)) {
+                const UnitCost one = model.rank_costs(plan)[costs.stages.size()];
+                costs.stages.push_back({one.forward.all(), one.backward.all(), 0});
+                StageTurns turns =
+                    layers.turns(stage.last_layer - std::max(stage.first_layer, dense));
+                // What is no layer with experts comes after the last rows, or before the first.
+                turns.forward.compute.back() += one.forward.all() - turns.forward.alone();
+                turns.backward.compute.front() += one.backward.all() - turns.backward.alone();
+                costs.turns.push_back(turns);
+            }
+            const double simulated =
+                simulate(one_f_one_b_overlap(int(pp), int(plan.micro_batches)), costs).seconds;
+            const double by_formula =
+                cost.compute + cost.experts + cost.uneven + cost.bubble + cost.tensor;
+            EXPECT_NEAR(by_formula / simulated, 1, 0.03);
+            plan.experts.overlap = ExpertOverlap::none;
+            EXPECT_LT(cost.seconds(), model.of(plan).seconds());
+        }
+}
+
 TEST(PlannerMemory, IsAsARunPredicts) {
     struct Case {
         const char* model;
@@ -133,6 +170,8 @@ TEST(PlannerMemory, IsAsARunPredicts) {
         {"llama-3-70b", {.dp = 16, .tp = 8, .pp = 2, .zero = 3, .micro_batches = 8}},
         {"moe-16b", {.dp = 2, .ep = 8, .pp = 2, .zero = 1, .micro_batches = 4}},
         {"moe-16b", {.dp = 2, .tp = 2, .ep = 8, .zero = 1, .micro_batches = 2}},
+        {"moe-16b", {.ep = 8, .zero = 1, .micro_batches = 3, .experts = beside}},
+        {"moe-16b", {.ep = 8, .pp = 2, .zero = 1, .micro_batches = 8, .experts = beside}},
     };
     for (const auto& [model, plan] : cases) {
         StepShape shape = shape_of(model);
