@@ -125,7 +125,7 @@ private:
         row_map_ = numbers({N, n});
         ops::ranks_of_experts(ranks_of, experts, each_);
         ops::sort_by_expert(mine, order, row_map_, ranks_of);  // a rank here, not an expert
-        group_.all_gather(all, mine);
+        if (n > 1) group_.all_gather(all, mine);
         return all;
     }
     void set_split_sizes(std::vector<int32_t> counts) {

@@ -139,7 +139,7 @@ suite "chapters, $at_once at a time" \
     tests/in_parallel.sh "$at_once" build/$backend/chapter_test "$chapters"
 if [ -n "$all" ]; then
     # These calibrate this machine or measure waits, so nothing else may run.
-    alone='LongPlannerWaits*'
+    alone='LongPlannerWaits*:LongExpertsOverlap*'
     [ "$backend" = cuda ] || alone+=:LongPipeline.PretendedTimesAreAsSimulated
     [ "$backend" = cuda ] || alone+=:LongPipeline.OnlyPostValidationKeepsWhatZeroBubbleH2Promises
     suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test \

@@ -15,7 +15,7 @@
 // activations.h.
 #pragma once
 
-#include "activations.h"
+#include "stage_activations.h"
 #include "train/replica_groups.h"
 
 namespace ultrascale::expert_parallel {

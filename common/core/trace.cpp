@@ -24,7 +24,7 @@ void complete_spans() {
 using Clock = std::chrono::steady_clock;
 const Clock::time_point started = Clock::now();
 
-thread_local const TraceName* innermost_name = nullptr;
+thread_local TracePlace place;
 
 }  // namespace
 
@@ -93,18 +93,18 @@ void trace_span(Span span, const Timestamp& begin, const Timestamp& end) {
 TraceName::TraceName(Kind kind, std::string_view name, int64_t number) : active_(recording) {
     if (!active_) return;
     name_ = name, number_ = number, kind_ = kind;
-    outer_ = std::exchange(innermost_name, this);
+    outer_ = std::exchange(place.innermost, this);
 }
 TraceName::~TraceName() {
-    if (active_) innermost_name = outer_;
+    if (active_) place.innermost = outer_;
 }
-const TraceName* TraceName::innermost() { return innermost_name; }
-void TraceName::set_innermost(const TraceName* name) { innermost_name = name; }
+TracePlace trace_place() { return place; }
+void set_trace_place(const TracePlace& other) { place = other; }
 
 std::string trace_name() {
     std::string parts;
     std::string_view pass;
-    for (const TraceName* name = innermost_name; name; name = name->outer_) {
+    for (const TraceName* name = place.innermost; name; name = name->outer_) {
         if (name->kind_ == TraceName::pass) {
             if (pass.empty()) pass = name->name_;
             continue;
@@ -146,10 +146,10 @@ static void open_section(std::optional<OpenSpan>& section, Span span) {
 SectionSpan::SectionSpan(std::string_view name, int64_t number) {
     if (recording)
         open_section(open_,
-                     {.name = std::string(name), .of = std::to_string(number), .lane = "phase"});
+                     {.name = std::string(name), .of = std::to_string(number), .lane = place.lane});
 }
 SectionSpan::SectionSpan() {
-    if (recording) open_section(open_, {.of = trace_name(), .lane = "phase"});
+    if (recording) open_section(open_, {.of = trace_name(), .lane = place.lane});
 }
 
 void SectionSpan::end() {

@@ -21,7 +21,9 @@ double program_start();  // its time on the steady clock that all processes of a
 struct Span {
     std::string name;  // the operation's name: "matmul"
     std::string of;    // the part it works for: "layers.3.mlp.down_proj dX"; may be empty
-    std::string lane;  // the stream's name; "phase" for steps, micro-batches, phases and units
+    // The stream's name; "phase" for steps, micro-batches, phases and units, and "phase beside" for
+    // those of work that takes turns with other work.
+    std::string lane;
     double begin = 0, end = 0;
     double flops = 0, bytes = 0;
     // Communication also has a group, and the call's number among the group's calls of its kind. A
@@ -74,11 +76,6 @@ public:
     ~TraceName();
     TraceName(const TraceName&) = delete;
 
-    // The innermost name of this thread, for code that goes on with another one's work and comes
-    // back to its own (train/interleave.h).
-    static const TraceName* innermost();
-    static void set_innermost(const TraceName* name);
-
 private:
     friend std::string trace_name();
     std::string_view name_;
@@ -88,6 +85,15 @@ private:
     bool active_;
 };
 std::string trace_name();  // for the work issued now
+
+// Where this thread's work stands: its innermost name, and the lane of its sections and phases. Code
+// that goes on with other work, and comes back to its own, exchanges it (train/interleave.h).
+struct TracePlace {
+    const TraceName* innermost = nullptr;
+    const char* lane = "phase";
+};
+TracePlace trace_place();
+void set_trace_place(const TracePlace& place);
 
 struct OpenSpan {
     Span span;
@@ -108,8 +114,8 @@ private:
     std::optional<OpenSpan> open_;  // empty while nothing is recorded
 };
 
-// A span in the lane "phase" for a section of a step; it encloses the operations that run in it.
-// Does nothing unless recording.
+// A span in the lane "phase" (TracePlace) for a section of a step; it encloses the operations that
+// run in it. Does nothing unless recording.
 class SectionSpan {
 public:
     SectionSpan(std::string_view name, int64_t number);  // "step 3"
@@ -122,11 +128,11 @@ private:
     std::optional<OpenSpan> open_;
 };
 
-// Runs `work` as a span in the lane "phase". Operations in it that belong to no unit of the model
+// Runs `work` as a span in the lane "phase" (TracePlace). Operations in it that belong to no unit of the model
 // carry its name.
 template <class F>
 auto phase(std::string_view name, F work) {
-    OpSpan span(name, 0, 0, "phase");
+    OpSpan span(name, 0, 0, trace_place().lane);
     const TraceName what(TraceName::pass, name);
     return work();
 }

@@ -39,11 +39,11 @@ constexpr size_t stack_bytes = 1 << 20;
 void interleave(const std::function<void()>& one, const std::function<void()>& other) {
     check(!interleaving, "interleave() inside interleave()");
     interleaving = true;
-    const TraceName* const names = TraceName::innermost();
+    const TracePlace place = trace_place();
     waiting = context::fiber(std::allocator_arg, context::fixedsize_stack(stack_bytes),
                              [&](context::fiber&& from) {
                                  waiting = std::move(from);
-                                 TraceName::set_innermost(names);
+                                 set_trace_place({place.innermost, "phase beside"});
                                  failure = failure_of(other);
                                  return std::move(waiting);
                              });
@@ -53,16 +53,16 @@ void interleave(const std::function<void()>& one, const std::function<void()>& o
     });
     waiting = {};  // unwinds the other one, if it has not ended
     failure = nullptr;
-    TraceName::set_innermost(names);
+    set_trace_place(place);
     interleaving = false;
     if (failed) std::rethrow_exception(failed);
 }
 
 void yield_to_other() {
     if (!waiting) return;
-    const TraceName* const names = TraceName::innermost();
+    const TracePlace place = trace_place();
     waiting = std::move(waiting).resume();  // returns when the other one yields or ends
-    TraceName::set_innermost(names);
+    set_trace_place(place);
     if (failure) std::rethrow_exception(failure);
 }
 
