@@ -12,11 +12,14 @@
 //     together   compute  [ attention ][ experts' ][ experts ][ attention' ][ attention ] next
 //                network  [    D'     ][    D     ][   C'    ][     C      ][     D'    ] layers
 //
-// Every transfer has a computation above it. Nothing is exposed if it takes no longer than that:
-// about half of a layer's forward, if attention and experts take equally long. Two micro-batches
-// are in flight, but while one's forward keeps the activations of a layer, the other's backward
-// frees those of one. DeepSeek-V3's DualPipe (arXiv 2412.19437, section 3.2.1) is a pipeline's
-// schedule made of such pairs; 05_pipeline has it, and a 1F1B of pairs.
+// Every transfer has a computation above it, and nothing is exposed if it takes no longer than that.
+// If attention and experts take equally long, that is half of a layer's forward, F seconds:
+//
+//     T k h e (n-1)/n / (bytes a second)  <=  F / 2      T tokens, k choices, e bytes a number
+//
+// Two micro-batches are in flight, but while one's forward keeps the activations of a layer, the
+// other's backward frees those of one. DeepSeek-V3's DualPipe (arXiv 2412.19437, section 3.2.1) is a
+// pipeline's schedule made of such pairs; 05_pipeline has it, and a 1F1B of pairs.
 #pragma once
 
 #include <optional>

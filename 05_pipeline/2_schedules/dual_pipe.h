@@ -1,9 +1,9 @@
 // DualPipe: two copies of the model, whose micro-batches enter at opposite ends of the pipeline and
 // meet in the middle. Most of the time a rank has a forward of one copy and a backward of the other
-// to do, and could run them together: one computes while the other communicates. (The executor here
-// runs one after the other, see executor.h. The formula below and --simulate count the pair as one
-// action of length F&B = F + D. If they run one after the other, the first one's message leaves
-// earlier, and the ranks wait less: for 1 F at p = 4, not 2.)
+// to do, and runs them together: one computes while the other's rows travel to experts (in 09,
+// --ep-overlap batches). Without experts there is nothing to hide, and programs run one after the
+// other. The formula below and --simulate count the pair as one action of length F&B = F + D; apart,
+// the first one's message leaves earlier, and the ranks wait less: for 1 F at p = 4, not 2.
 //
 //     rank 0   stage 0 of copy a, stage 3 of copy b       half of the micro-batches enter here
 //     rank 1   stage 1            stage 2

@@ -56,23 +56,31 @@ inline MemoryWalk walk_memory(const Schedule& schedule, const MessagePlan& plan,
     MemoryWalk walk;
     double held = 0, in_flight = 0;
     const auto hold = [&](double bytes) { walk.peak = std::max(walk.peak, held += bytes); };
-    // Actions i and i + 1: a forward and a whole backward, which begins.
+    // Actions i and i + 1: a forward and a backward, which begins. Passes that do not yield have one
+    // turn.
     const auto together = [&](int i) {
         const int f = actions[size_t(i)].kind == ActionKind::forward ? i : i + 1, b = 2 * i + 1 - f;
         const StageActivations &forward = bytes_of(actions[size_t(f)]),
                                &backward = bytes_of(actions[size_t(b)]);
-        TurnBytes of_forward = forward.forward_turns, of_backward = backward.backward_turns;
+        const bool whole = actions[size_t(b)].kind == ActionKind::backward;
+        const double kept = whole ? 0 : backward.after_backward_input;
+        TurnBytes of_forward = forward.forward_turns, of_backward;
+        if (whole) of_backward = backward.backward_turns;
+        if (of_forward.empty()) of_forward = {{forward.at_forward, forward.after_forward}};
+        if (of_backward.empty())
+            of_backward = {{whole ? backward.at_backward : backward.at_backward_input, kept}};
         const double x = plan.input(rank, f) >= 0 ? forward.message : 0;
         if (plan.output(rank, b) >= 0) of_backward.back().after += backward.message;
         held -= x + (plan.input(rank, b) >= 0 ? backward.message : 0) + backward.after_forward;
         in_flight += share;
         walk.most_in_flight = std::max(walk.most_in_flight, in_flight);
         walk.peak = std::max(walk.peak, held + peak_of_turns(of_backward, of_forward, x));
-        hold(forward.after_forward);
+        hold(forward.after_forward + kept);
         for (const int action : {i, i + 1})
             if (plan.output(rank, action) >= 0) hold(forward.message);
-        walk.in_flight.insert(walk.in_flight.end(), {in_flight, in_flight - share});
-        in_flight -= share;
+        walk.in_flight.push_back(in_flight);
+        if (whole) in_flight -= share;
+        walk.in_flight.push_back(in_flight);
     };
     for (int i = 0; i < int(actions.size()); ++i) {
         const Action& action = actions[size_t(i)];

@@ -38,8 +38,8 @@ inline bool exists(const std::string& schedule, int p, int m) {
 }
 // The executor's schedules. (The plain loop takes neither --post-validation nor --pretend.)
 inline const std::vector<std::string> schedules = {
-    "naive", "afab", "1f1b",   "interleaved", "breadth-first", "zb-h1",
-    "zb-h2", "zbv",  "v-half", "dualpipe",    "dualpipev"};
+    "naive", "afab",  "1f1b", "1f1b-overlap", "interleaved", "breadth-first",
+    "zb-h1", "zb-h2", "zbv",  "v-half",       "dualpipe",    "dualpipev"};
 
 // The run's exit code, which train() checks, says whether every rank's share of the peak is as
 // predicted. This checks rank 0's own peak, which must be within 1 %.
