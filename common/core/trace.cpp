@@ -105,6 +105,7 @@ std::string trace_name() {
     std::string parts;
     std::string_view pass;
     for (const TraceName* name = innermost_name; name; name = name->outer_) {
+        if (name->kind_ == TraceName::lane) continue;
         if (name->kind_ == TraceName::pass) {
             if (pass.empty()) pass = name->name_;
             continue;
@@ -117,6 +118,12 @@ std::string trace_name() {
     return fmt::format("{}{}{}", parts, parts.empty() || pass.empty() ? "" : " ", pass);
 }
 
+std::string phase_lane() {
+    for (const TraceName* name = innermost_name; name; name = name->outer_)
+        if (name->kind_ == TraceName::lane) return std::string(name->name_);
+    return "phase";
+}
+
 // ---- spans of the compute stream ----------------------------------------------------------------
 
 OpSpan::OpSpan(std::string_view name, double flops, double bytes, std::string_view lane) {
@@ -126,7 +133,7 @@ OpSpan::OpSpan(std::string_view name, double flops, double bytes, std::string_vi
     }
     open_.emplace(Span{.name = std::string(name),
                        .of = trace_name(),
-                       .lane = std::string(lane),
+                       .lane = lane == "phase" ? phase_lane() : std::string(lane),
                        .flops = flops,
                        .bytes = bytes});
     device_range_begin(full_name(open_->span));
@@ -145,11 +152,11 @@ static void open_section(std::optional<OpenSpan>& section, Span span) {
 
 SectionSpan::SectionSpan(std::string_view name, int64_t number) {
     if (recording)
-        open_section(open_,
-                     {.name = std::string(name), .of = std::to_string(number), .lane = "phase"});
+        open_section(
+            open_, {.name = std::string(name), .of = std::to_string(number), .lane = phase_lane()});
 }
 SectionSpan::SectionSpan() {
-    if (recording) open_section(open_, {.of = trace_name(), .lane = "phase"});
+    if (recording) open_section(open_, {.of = trace_name(), .lane = phase_lane()});
 }
 
 void SectionSpan::end() {

@@ -21,7 +21,7 @@ double program_start();  // its time on the steady clock that all processes of a
 struct Span {
     std::string name;  // the operation's name: "matmul"
     std::string of;    // the part it works for: "layers.3.mlp.down_proj dX"; may be empty
-    std::string lane;  // the stream's name; "phase" for steps, micro-batches, phases and units
+    std::string lane;  // the stream's name; phase_lane() for steps, micro-batches, phases, units
     double begin = 0, end = 0;
     double flops = 0, bytes = 0;
     // Communication also has a group, and the call's number among the group's calls of its kind. A
@@ -64,11 +64,13 @@ private:
 //     TraceName linear(TraceName::part, "mlp.down_proj"), product(TraceName::pass, "dX");
 // a product is recorded as "matmul layers.3.mlp.down_proj dX". Nested parts are joined with dots;
 // of nested passes, the innermost counts. `whole` starts a new name: a hook's communication does
-// not belong to the layer whose backward called the hook. The name must outlive the object. Does
-// nothing while nothing is recorded.
+// not belong to the layer whose backward called the hook. A `lane` is no name: it takes the place
+// of the lane "phase", for work that alternates with other work, and whose sections would overlap
+// the other one's; it begins with "phase". The name must outlive the object. Does nothing while
+// nothing is recorded.
 class TraceName {
 public:
-    enum Kind { part, pass, whole };
+    enum Kind { part, pass, whole, lane };
     // `number` follows the name: "bucket 2".
     TraceName(Kind kind, std::string_view name, int64_t number = -1);
     ~TraceName();
@@ -81,6 +83,7 @@ public:
 
 private:
     friend std::string trace_name();
+    friend std::string phase_lane();
     std::string_view name_;
     int64_t number_;
     const TraceName* outer_;
@@ -88,6 +91,7 @@ private:
     bool active_;
 };
 std::string trace_name();  // for the work issued now
+std::string phase_lane();  // of its sections: "phase", or the innermost TraceName::lane
 
 struct OpenSpan {
     Span span;

@@ -5,7 +5,7 @@ const lanes = {phase: 12, compute: 18, communication: 12}, rankHeight = 56, axis
 
 function roleOf(lane, name, ranks) {
     if (ranks > 1) return lane === "compute" ? "exposed" : "communication";
-    if (lane !== "compute" && lane !== "phase") return "communication";
+    if (lane !== "compute" && !lane.startsWith("phase")) return "communication";
     if (/adamw|update/.test(name)) return "update";
     if (/backward|dX|dW|delta|^[BW]\d/.test(name)) return "backward";
     return /forward|^F\d/.test(name) ? "forward" : "workspace";

@@ -84,7 +84,7 @@ std::string profile_table(double since, double steps) {
     std::map<std::string, Sum> by_name;
     double all = 0;
     for (const Span& span : trace_spans()) {
-        if (span.lane == "phase" || span.begin < since) continue;
+        if (span.lane.starts_with("phase") || span.begin < since) continue;
         Sum& sum = by_name[span.name];
         ++sum.calls;
         sum.seconds += span.end - span.begin;
