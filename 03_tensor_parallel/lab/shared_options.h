@@ -45,8 +45,10 @@ inline void add_options(OptionList& options, TensorOptions& tensor,
 }
 // Completes the options for a number of ranks that is known. UserError if they exclude each other.
 inline void complete(TensorOptions& o, Recompute recompute) {
-    if (o.tp == 1)  // no other rank to share with
+    if (o.tp == 1) {  // no other rank to share with
         o.sequence_parallel = o.keep_gathered = o.partition_checkpoints = false;
+        if (o.overlap == Overlap::halves) o.overlap = Overlap::none;
+    }
     if (o.partition_checkpoints && (recompute != Recompute::full || o.sequence_parallel))
         user_error(
             "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, "

@@ -1,0 +1,93 @@
+// The peak of the activations of a micro-batch that runs in halves (6_halves.h). Each half has its
+// own peak in one of its turns. What the other half holds meanwhile depends on where its own turn
+// ended. So the turns at the top of the model, where both hold the most, are listed, from the end
+// of the last layer's forward to the end of its backward, and the two halves walk along that list.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "lab/predict/activation_tensors.h"
+
+namespace ultrascale::tensor_parallel {
+
+// The bytes of a half in a turn: the most, and what is left when the turn ends.
+struct TurnBytes {
+    double most, left;
+};
+
+// s: the sizes of one half.
+inline std::vector<TurnBytes> turns_at_the_top(const LocalSizes& s) {
+    const TensorBytes t(s);
+    const bool sp = s.gathers(), full = s.model.recompute == Recompute::full;
+    const std::vector<ActivationMoment> moments = activation_moments(s);
+    const auto most = [&](std::initializer_list<const char*> names) {
+        double bytes = 0;
+        for (const ActivationMoment& m : moments)
+            for (const char* name : names)
+                if (m.when == name) bytes = std::max(bytes, m.bytes());
+        return bytes;
+    };
+    LocalSizes layers = s;
+    layers.head = false;
+    const double kept = kept_activations(layers).after_forward;  // by all layers
+    --layers.layers;
+    const double others = kept_activations(layers).after_forward;
+    const LayerActivations layer = layer_activations(s);
+    const double attention = t.stream + t.kept_input + t.rstd + layer.attention;
+    const double norm = t.stream + t.rstd, sum = t.whole + t.scattered;  // a sum, and what it is of
+
+    std::vector<TurnBytes> turns;
+    const auto turn = [&](double bytes) { turns.push_back({bytes, bytes}); };
+    turn(kept + t.features + sum);  // down_proj
+    if (sp) turn(kept + norm + t.stream + t.gathered);
+    if (s.model.loss_chunk > 0) {
+        turn(most({"in the output head"}));
+        if (sp) turn(kept + norm + sum);
+    } else {
+        const double backward = most({"in the backward of the output head"});
+        turn(most({"in the loss"}) - double(s.sequences * s.region_tokens) * 4);
+        turns.push_back({std::max(most({"in the loss"}), backward), sp ? backward : 0});
+        if (sp) turn(backward);
+    }
+    turns.back().left = kept + norm + sum;
+
+    if (full) {  // the last layer's forward again
+        if (s.checkpoint_parts > 1) turn(kept + t.stream + t.whole);
+        if (sp) turn(others + norm + 2 * t.stream + t.gathered);
+        if (sp) turn(others + attention + t.stream);
+        turn(others + attention + t.stream + sum);
+        if (sp) turn(others + layer.total() - layer.mlp + t.stream + t.gathered);
+        if (sp) turn(others + layer.total() + t.features + t.stream);
+        turn(most({"where a layer's forward has been computed again"}));
+    }
+    if (sp) turn(others + layer.total() + t.stream + t.gathered);
+    const double gate_up = most({"in the backward of gate_proj and up_proj"});
+    turns.push_back(
+        {std::max(gate_up, most({"in the backward of SwiGLU", "in the backward of down_proj"})),
+         gate_up});
+    if (sp) turn(gate_up);
+    turns.back().left = others + attention + norm + t.stream + 2 * t.features + sum;
+
+    if (sp) turn(others + attention + t.stream + t.gathered);
+    const double qkv = most({"in the backward of q_proj, k_proj and v_proj"});
+    turns.push_back(
+        {std::max(qkv, most({"in the backward of o_proj", "in the backward of attention"})), qkv});
+    if (sp) turn(qkv);
+    turns.back().left = others + norm + t.stream + t.q + 2 * t.kv + sum;
+    return turns;
+}
+
+// With sequence parallelism the second half is one more turn behind.
+inline int64_t peak_of_halves(const LocalSizes& s) {
+    const std::vector<TurnBytes> turns = turns_at_the_top(s);
+    const size_t behind = s.gathers() ? 1 : 0;
+    double most = 0;
+    for (size_t k = behind + 1; k < turns.size(); ++k)
+        most = std::max({most, turns[k].most + turns[k - behind - 1].left,
+                         turns[k].left + turns[k - behind].most});
+    return std::llround(std::min(most, 9e18));
+}
+
+}  // namespace ultrascale::tensor_parallel
