@@ -99,29 +99,31 @@ public:
     virtual std::vector<TokenRange> tokens(int64_t rows) const { return {{0, 0, rows}}; }
     // Into how many chunks a GEMM with so many rows is cut (rung 3).
     int64_t chunks(int64_t rows) const { return row_chunks(options_, rows); }
-    // The stream of a communication that is waited for at once. If another half of the micro-batch
-    // can compute meanwhile (6_halves.h), it is one of its own, and wait() ends this half's turn.
-    Stream& stream() const { return in_halves() ? communication_stream() : compute_stream(); }
-    Tensor wait(Pending pending) const {
-        if (!pending.chunks.empty() || options_.sequence_parallel) end_turn();
-        return pending.wait();
-    }
-    // An all-gather of what is not in the stream: a part of `all` from each rank.
+    // An all-gather of what is not in the stream: `mine` from each rank.
     void gather(const Tensor& all, const Tensor& mine) const {
         Pending gathered{all};
         gathered.chunks.push_back(group_.all_gather(all, mine, stream()));
         wait(std::move(gathered));
     }
+    // If a micro-batch runs in halves: the other half computes now, and this one goes on when that
+    // one's turn ends (6_halves.h, rung 3).
     virtual void end_turn() const {
         if (in_halves()) yield_to_other();
     }
 
-private:
-    bool in_halves() const { return options_.overlap == Overlap::halves; }
-
 protected:
     const Communicator& group_;
     TensorOptions options_;
+
+private:
+    // A communication that is waited for at once is on the compute stream. In halves the other half
+    // computes meanwhile, so it has a stream of its own.
+    bool in_halves() const { return options_.overlap == Overlap::halves; }
+    Stream& stream() const { return in_halves() ? communication_stream() : compute_stream(); }
+    Tensor wait(Pending pending) const {
+        if (!pending.chunks.empty()) end_turn();
+        return pending.wait();
+    }
 };
 
 }  // namespace ultrascale::tensor_parallel

@@ -38,7 +38,7 @@ public:
     }
 
     void backward_weight(Saved& saved, Context& context) override {
-        add_weight_gradient(region_.wait(whole_input(saved, region_.stream())), saved, context);
+        add_weight_gradient(whole_input(saved, compute_stream()).wait(), saved, context);
     }
 
 protected:

@@ -95,7 +95,7 @@ public:
 
     void backward_weight(Saved& saved, Context& context) override {
         const TraceName name(TraceName::part, name_);
-        const Tensor x = region_.wait(whole_input(saved, region_.stream()));
+        const Tensor x = whole_input(saved, compute_stream()).wait();
         gemm_->add_weight_gradient(saved.take("dy"), x, context);
     }
 

@@ -33,8 +33,9 @@ public:
         Tensor partial = partial_dx(dy, context);
         // Waits for dX's GEMM, and runs under dW's.
         Pending dx = region_.begin_leave(std::move(partial), communication_stream());
-        gemm_->add_weight_gradient(dy, region_.wait(std::move(x)), context);
-        return region_.wait(std::move(dx));
+        region_.end_turn();  // of one half of a micro-batch: 6_halves.h
+        gemm_->add_weight_gradient(dy, x.wait(), context);
+        return dx.wait();
     }
 };
 
@@ -48,8 +49,9 @@ public:
         Tensor partial = Head::backward_input(saved, context);
         // Waits for dX's GEMM, and runs under dW's.
         Pending dx = region_.begin_leave(std::move(partial), communication_stream());
-        add_weight_gradient(region_.wait(std::move(x)), saved, context);
-        return region_.wait(std::move(dx));
+        region_.end_turn();
+        add_weight_gradient(x.wait(), saved, context);
+        return dx.wait();
     }
 };
 

@@ -16,14 +16,16 @@
 // where it would wait (ParallelRegion::wait), and the other half goes on from where its own turn
 // ended (train/interleave.h).
 //
-// On rung 2 there is only a norm between a reduce-scatter and the next all-gather. That is too
-// little to hide either of them under. So a half has three turns a region, and the second half is
-// one turn behind: while one makes its norm, the other one is in the middle of its region. Each
-// communication, below the turn that began it, runs under the other half's next turn:
+// On rung 2 there is only a norm between a reduce-scatter and the next all-gather, which is too
+// little to hide either of them under. So a half has three turns a region in forward, and the second
+// half is one turn behind. Each communication runs under the other half's next turn:
 //
-//     half 1   [ norm     ]            [ column   ]            [ row       ]            [ norm ]
-//     half 2               [ row      ]            [ norm     ]             [ column   ]
-//     network   gather 1 -> scatter 2 ->            gather 2 -> scatter 1 ->
+//     turns of half 1   [ norm    ]           [ column  ]            [ row     ]           [ norm
+//     turns of half 2              [ row     ]           [ norm     ]           [ column  ]
+//     network                      [gather 1 ][scatter 2]            [gather 2 ][scatter 1]
+//
+// ("Row" is all that follows a column linear's product, up to the row linear's.) In backward a turn
+// ends between a column linear's dX and its dW, on both rungs, and at the gather of rung 2.
 //
 // It has its price. A product of half as many rows is less efficient, each communication has half
 // the bytes and twice the calls, and on a GPU NCCL's kernels take SMs from the products that they
@@ -31,27 +33,29 @@
 // Tensor Slicing and Overlapping", https://arxiv.org/abs/2409.15241.
 #pragma once
 
-#include "2_row_linear.h"
+#include "5_async_backward.h"
 #include "model/llama.h"
 #include "train/step.h"
 
 namespace ultrascale::tensor_parallel {
 
-// Rung 2: a turn begins with a row linear's product.
-class RowLinearOfHalves : public RowLinear {
+// Rung 2 in forward: a turn ends with the product.
+class ColumnLinearOfHalves : public AsyncColumnLinear {
 public:
-    using RowLinear::RowLinear;
+    using AsyncColumnLinear::AsyncColumnLinear;
 
     Tensor forward(const Tensor& x, Saved& saved, Context& context,
                    const Tensor& residual) override {
+        Tensor y = AsyncColumnLinear::forward(x, saved, context, residual);
         region_.end_turn();
-        return RowLinear::forward(x, saved, context, residual);
+        return y;
     }
 };
 
 // Forward and backward of a step's micro-batches, each of which is half of one. They are added up
 // one by one. So the sums are those of a step that has twice as many micro-batches of half the
-// size, in the same order (but for a weight that embedding and head share).
+// size, in the same order; but for the weight of a head that is the embedding's, too, or whose loss is in
+// chunks.
 inline void run_in_halves(Step& step, Llama& model, const TensorOptions& tensor) {
     step.call_hooks({});
     const auto run = [&](int64_t m) {

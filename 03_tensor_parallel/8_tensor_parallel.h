@@ -173,6 +173,8 @@ private:
         if (options_.plain) return std::make_unique<PlainColumnLinear>(gemm->parameters(), tp_);
         if (options_.overlap == Overlap::chunk)
             return std::make_unique<ChunkedColumnLinear>(std::move(gemm), *region_);
+        if (options_.overlap == Overlap::halves && options_.sequence_parallel)
+            return std::make_unique<ColumnLinearOfHalves>(std::move(gemm), *region_);
         if (options_.overlap != Overlap::none)
             return std::make_unique<AsyncColumnLinear>(std::move(gemm), *region_);
         if (region_->gathers_again())
@@ -183,8 +185,6 @@ private:
         if (options_.plain) return std::make_unique<PlainRowLinear>(gemm->parameters(), tp_);
         if (options_.overlap == Overlap::chunk)
             return std::make_unique<ChunkedRowLinear>(std::move(gemm), *region_);
-        if (options_.overlap == Overlap::halves && options_.sequence_parallel)
-            return std::make_unique<RowLinearOfHalves>(std::move(gemm), *region_);
         return std::make_unique<RowLinear>(std::move(gemm), *region_);
     }
     std::unique_ptr<Head> vocabulary_head(Parameter* weight, int64_t loss_chunk) const {

@@ -39,43 +39,34 @@ inline std::vector<TurnBytes> turns_at_the_top(const LocalSizes& s) {
     const double norm = t.stream + t.rstd, sum = t.whole + t.scattered;  // a sum, and what it is of
 
     std::vector<TurnBytes> turns;
-    const auto turn = [&](double bytes) { turns.push_back({bytes, bytes}); };
+    const auto turn = [&](double left, double most = 0) {
+        const double found = turns.empty() ? 0 : turns.back().left;
+        turns.push_back({std::max({found, most, left}), left});
+    };
     turn(kept + t.features + sum);  // down_proj
     if (sp) turn(kept + norm + t.stream + t.gathered);
     if (s.model.loss_chunk > 0) {
         turn(most({"in the output head"}));
-        if (sp) turn(kept + norm + sum);
+        turn(kept + norm + sum);
     } else {
-        const double backward = most({"in the backward of the output head"});
         turn(most({"in the loss"}) - double(s.sequences * s.region_tokens) * 4);
-        turns.push_back({std::max(most({"in the loss"}), backward), sp ? backward : 0});
-        if (sp) turn(backward);
+        turn(most({"in the backward of the output head"}), most({"in the loss"}));
     }
-    turns.back().left = kept + norm + sum;
-
     if (full) {  // the last layer's forward again
         if (s.checkpoint_parts > 1) turn(kept + t.stream + t.whole);
         if (sp) turn(others + norm + 2 * t.stream + t.gathered);
-        if (sp) turn(others + attention + t.stream);
+        if (sp) turn(others + attention - layer.attention + 2 * t.stream + t.q + 2 * t.kv);
         turn(others + attention + t.stream + sum);
         if (sp) turn(others + layer.total() - layer.mlp + t.stream + t.gathered);
-        if (sp) turn(others + layer.total() + t.features + t.stream);
+        if (sp) turn(others + layer.total() + 2 * t.stream);
         turn(most({"where a layer's forward has been computed again"}));
     }
     if (sp) turn(others + layer.total() + t.stream + t.gathered);
-    const double gate_up = most({"in the backward of gate_proj and up_proj"});
-    turns.push_back(
-        {std::max(gate_up, most({"in the backward of SwiGLU", "in the backward of down_proj"})),
-         gate_up});
-    if (sp) turn(gate_up);
-    turns.back().left = others + attention + norm + t.stream + 2 * t.features + sum;
-
+    turn(most({"in the backward of gate_proj and up_proj"}),
+         most({"in the backward of SwiGLU", "in the backward of down_proj"}));
     if (sp) turn(others + attention + t.stream + t.gathered);
-    const double qkv = most({"in the backward of q_proj, k_proj and v_proj"});
-    turns.push_back(
-        {std::max(qkv, most({"in the backward of o_proj", "in the backward of attention"})), qkv});
-    if (sp) turn(qkv);
-    turns.back().left = others + norm + t.stream + t.q + 2 * t.kv + sum;
+    turn(most({"in the backward of q_proj, k_proj and v_proj"}),
+         most({"in the backward of o_proj", "in the backward of attention"}));
     return turns;
 }
 
