@@ -7,8 +7,8 @@
 
 namespace ultrascale::tensor_parallel {
 
-// How communication is hidden: not at all; by 5_async_backward.h; by that and 6_chunked_linear.h; by
-// that and 6_halves.h.
+// How communication is hidden: not at all; by 5_async_backward.h; by that and 6_chunked_linear.h;
+// by that and 6_halves.h.
 enum class Overlap { none, async, chunk, halves };
 inline constexpr const char* overlap_names[] = {"none", "async", "chunk", "halves"};
 

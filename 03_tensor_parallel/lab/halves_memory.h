@@ -38,6 +38,8 @@ inline std::vector<TurnBytes> turns_at_the_top(const LocalSizes& s) {
     const double attention = t.stream + t.kept_input + t.rstd + layer.attention;
     const double norm = t.stream + t.rstd, sum = t.whole + t.scattered;  // a sum, and what it is of
 
+    const double tokens = double(s.sequences) * double(s.region_tokens);
+
     std::vector<TurnBytes> turns;
     const auto turn = [&](double left, double most = 0) {
         const double found = turns.empty() ? 0 : turns.back().left;
@@ -46,10 +48,16 @@ inline std::vector<TurnBytes> turns_at_the_top(const LocalSizes& s) {
     turn(kept + t.features + sum);  // down_proj
     if (sp) turn(kept + norm + t.stream + t.gathered);
     if (s.model.loss_chunk > 0) {
-        turn(most({"in the output head"}));
+        // One turn a chunk of tokens; the last chunk may be smaller. Of more than three the others
+        // repeat.
+        const double chunk = std::min(double(s.model.loss_chunk), tokens),
+                     chunks = std::ceil(tokens / chunk),
+                     missing = (chunks * chunk - tokens) * (t.logits + t.losses) / tokens;
+        for (double left = std::min(chunks, 3.0); left > 0; --left)
+            turn(most({"in the output head"}) - (left == 1 ? missing : 0));
         turn(kept + norm + sum);
     } else {
-        turn(most({"in the loss"}) - double(s.sequences * s.region_tokens) * 4);
+        turn(most({"in the loss"}) - 4 * tokens);
         turn(most({"in the backward of the output head"}), most({"in the loss"}));
     }
     if (full) {  // the last layer's forward again

@@ -72,7 +72,8 @@ TEST(TensorParallelCheckpoint, ValidatesLikeOneDevice) {
     EXPECT_LE(largest_difference(shared.of("val_loss"), single.of("val_loss")), 1e-5);
 }
 
-// The links are slow enough for a third of the step, and fast enough for the other half to hide them.
+// Without overlap the slow links take about a third of the step; the other half's computation takes
+// longer than that.
 TEST(TensorParallelSlowLinks, HalvesHideMostOfWhatTheySend) {
     if (on_gpu) GTEST_SKIP() << "a GPU's products are too short";
     const auto exposed = [](const std::string& overlap) {
