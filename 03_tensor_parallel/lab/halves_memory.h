@@ -37,13 +37,12 @@ inline std::vector<TurnBytes> turns_at_the_top(const LocalSizes& s) {
     const LayerActivations layer = layer_activations(s);
     const double attention = t.stream + t.kept_input + t.rstd + layer.attention;
     const double norm = t.stream + t.rstd, sum = t.whole + t.scattered;  // a sum, and what it is of
-
     const double tokens = double(s.sequences) * double(s.region_tokens);
 
     std::vector<TurnBytes> turns;
-    const auto turn = [&](double left, double most = 0) {
+    const auto turn = [&](double left, double highest = 0) {
         const double found = turns.empty() ? 0 : turns.back().left;
-        turns.push_back({std::max({found, most, left}), left});
+        turns.push_back({std::max({found, highest, left}), left});
     };
     turn(kept + t.features + sum);  // down_proj
     if (sp) turn(kept + norm + t.stream + t.gathered);
