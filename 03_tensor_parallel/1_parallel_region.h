@@ -32,6 +32,7 @@
 #include "model/dropout.h"
 #include "model/parts.h"
 #include "tensor_options.h"
+#include "train/interleave.h"
 
 namespace ultrascale::tensor_parallel {
 
@@ -61,12 +62,10 @@ public:
 
     // Returns all of the residual stream (x, or in backward its gradient dy), given what this rank
     // holds of it: on rung 1 that is all of it anyway, on rung 2 (g) 1/tp of the tokens.
-    Tensor enter(const Tensor& x) const { return begin_enter(x, compute_stream()).wait(); }
+    Tensor enter(const Tensor& x) const { return wait(begin_enter(x, stream())); }
     // Adds up the ranks' partial sums (of y, or in backward of dx), and returns what this rank
     // holds of the result: on rung 1 all of it, on rung 2 (g*) its 1/tp of the tokens.
-    Tensor leave(Tensor partial) const {
-        return begin_leave(std::move(partial), compute_stream()).wait();
-    }
+    Tensor leave(Tensor partial) const { return wait(begin_leave(std::move(partial), stream())); }
 
     // What enter() and leave() begin. f in forward, f* in backward: nothing.
     virtual Pending begin_enter(const Tensor& x, Stream&) const { return {x}; }
@@ -100,10 +99,31 @@ public:
     virtual std::vector<TokenRange> tokens(int64_t rows) const { return {{0, 0, rows}}; }
     // Into how many chunks a GEMM with so many rows is cut (rung 3).
     int64_t chunks(int64_t rows) const { return row_chunks(options_, rows); }
+    // An all-gather of what is not in the stream: `mine` from each rank.
+    void gather(const Tensor& all, const Tensor& mine) const {
+        Pending gathered{all};
+        gathered.chunks.push_back(group_.all_gather(all, mine, stream()));
+        wait(std::move(gathered));
+    }
+    // If a micro-batch runs in halves: the other half computes now, and this one goes on when that
+    // one's turn ends (6_halves.h, rung 3).
+    virtual void end_turn() const {
+        if (in_halves()) yield_to_other();
+    }
 
 protected:
     const Communicator& group_;
     TensorOptions options_;
+
+private:
+    // A communication that is waited for at once is on the compute stream. In halves the other half
+    // computes meanwhile, so it has a stream of its own.
+    bool in_halves() const { return options_.overlap == Overlap::halves; }
+    Stream& stream() const { return in_halves() ? communication_stream() : compute_stream(); }
+    Tensor wait(Pending pending) const {
+        if (!pending.chunks.empty()) end_turn();
+        return pending.wait();
+    }
 };
 
 }  // namespace ultrascale::tensor_parallel

@@ -48,7 +48,7 @@ protected:
             Tensor::empty({region_.group().size(), 3, N}, DType::fp32, Memory::activation);
         const Tensor mine = all.slice(region_.group().rank(), region_.group().rank() + 1);
         ops::cross_entropy_partial(mine, logits, targets, first);
-        if (region_.group().size() > 1) region_.group().all_gather(all, mine);
+        if (region_.group().size() > 1) region_.gather(all, mine);
         Tensor losses = Tensor::empty({N}, DType::fp32, Memory::activation);
         ops::cross_entropy_combine(losses, logits, all, targets, first,
                                    context.training ? context.token_weight : 0);

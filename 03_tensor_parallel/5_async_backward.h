@@ -33,6 +33,7 @@ public:
         Tensor partial = partial_dx(dy, context);
         // Waits for dX's GEMM, and runs under dW's.
         Pending dx = region_.begin_leave(std::move(partial), communication_stream());
+        region_.end_turn();  // of one half of a micro-batch: 6_halves.h
         gemm_->add_weight_gradient(dy, x.wait(), context);
         return dx.wait();
     }
@@ -48,6 +49,7 @@ public:
         Tensor partial = Head::backward_input(saved, context);
         // Waits for dX's GEMM, and runs under dW's.
         Pending dx = region_.begin_leave(std::move(partial), communication_stream());
+        region_.end_turn();
         add_weight_gradient(x.wait(), saved, context);
         return dx.wait();
     }

@@ -5,15 +5,15 @@
 // These are ZeRO-R's partitioned activation checkpoints (Rajbhandari et al. 2020, section 6.1).
 #pragma once
 
-#include "comm/comm.h"
+#include "1_parallel_region.h"
 #include "core/ops.h"
-#include "model/parts.h"
 
 namespace ultrascale::tensor_parallel {
 
 class PartitionedCheckpoint : public Checkpoint {
 public:
-    explicit PartitionedCheckpoint(const Communicator& group) : group_(group) {}
+    explicit PartitionedCheckpoint(const ParallelRegion& region)
+        : region_(region), group_(region.group()) {}
 
     void keep(const Tensor& x, Saved& saved, Context&) override {
         const int64_t rows = x.rows() / group_.size(), first = group_.rank() * rows;
@@ -27,11 +27,12 @@ public:
         Tensor mine = saved.take("checkpoint");
         Tensor x = Tensor::empty({context.batch.sequences(), context.batch.length(), mine.cols()},
                                  mine.dtype(), Memory::activation, group_.symmetric_memory());
-        group_.all_gather(x, mine);
+        region_.gather(x, mine);
         return x;
     }
 
 private:
+    const ParallelRegion& region_;
     const Communicator& group_;
 };
 

@@ -19,6 +19,7 @@
 #include "4_sequence_parallel.h"
 #include "5_async_backward.h"
 #include "6_chunked_linear.h"
+#include "6_halves.h"
 #include "7_partition_checkpoints.h"
 #include "comm/mesh.h"
 #include "model/llama.h"
@@ -52,10 +53,14 @@ inline void check_splits(const LlamaConfig& config, const TensorOptions& options
             "--sequence-parallel: sequences of {} cannot be split over --tp {}; --seq {} would "
             "work",
             format_count(seq, "token"), tp, std::max<int64_t>(seq / tp, 1) * tp);
-    if (options.partition_checkpoints && micro_batch * seq % tp != 0)
+    const int64_t parts = parts_of_micro_batch(options);
+    if (micro_batch % parts != 0)
+        user_error("--overlap halves: {} cannot be halved; --micro-batch {} would work",
+                   format_count(micro_batch, "sequence"), micro_batch + 1);
+    if (options.partition_checkpoints && micro_batch / parts * seq % tp != 0)
         user_error(
             "--partition-checkpoints: a micro-batch of {} x {} tokens cannot be split over --tp {}",
-            micro_batch, seq, tp);
+            micro_batch / parts, seq, tp);
 }
 
 class TensorParallel {
@@ -119,7 +124,7 @@ public:
         };
         if (options_.partition_checkpoints)
             factories.checkpoint = [this](const ModulePath&) {
-                return std::make_unique<PartitionedCheckpoint>(tp_);
+                return std::make_unique<PartitionedCheckpoint>(*region_);
             };
         const uint64_t own = options_.same_seed
                                  ? 0
@@ -168,7 +173,9 @@ private:
         if (options_.plain) return std::make_unique<PlainColumnLinear>(gemm->parameters(), tp_);
         if (options_.overlap == Overlap::chunk)
             return std::make_unique<ChunkedColumnLinear>(std::move(gemm), *region_);
-        if (options_.overlap == Overlap::async)
+        if (options_.overlap == Overlap::halves && options_.sequence_parallel)
+            return std::make_unique<ColumnLinearOfHalves>(std::move(gemm), *region_);
+        if (options_.overlap != Overlap::none)
             return std::make_unique<AsyncColumnLinear>(std::move(gemm), *region_);
         if (region_->gathers_again())
             return std::make_unique<RegatheringColumnLinear>(std::move(gemm), *region_);

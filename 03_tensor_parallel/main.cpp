@@ -18,14 +18,18 @@ namespace {
 // One training step. The ranks of a tensor-parallel group take the same samples and communicate
 // during forward and backward, inside every layer. The remaining sums are made at the end: over the
 // groups, which took different samples, and over the ranks that hold copies of a parameter.
-void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh) {
+void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
+                const TensorOptions& tensor) {
     ParameterList& parameters = model.parameters();
     parameters.begin_gradients(step.accumulated);
-    for (MicroBatch batch : step.micro_batches()) {
-        Saved saved;
-        model.forward(batch, saved);
-        model.backward(batch, saved);
-    }
+    if (tensor.overlap == Overlap::halves)
+        run_in_halves(step, model, tensor);
+    else
+        for (MicroBatch batch : step.micro_batches()) {
+            Saved saved;
+            model.forward(batch, saved);
+            model.backward(batch, saved);
+        }
     sum_gradients(parameters, mesh);
     const Tensor squared_norm = optimizer.squared_norm();
     optimizer.step(step.learning_rate, squared_norm);
@@ -40,7 +44,9 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     Mesh mesh(world, {{"dp", world.size() / tensor.tp}, {"tp", tensor.tp}});
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
     Run run("03_tensor_parallel", options, shape,
-            {.micro_batch = options.micro_batch, .count = dp.size(), .replica = dp.rank()});
+            {.micro_batch = options.micro_batch / parts_of_micro_batch(tensor),
+             .count = dp.size(),
+             .replica = dp.rank()});
 
     // This rank's part of the model, and an optimizer for it.
     ShapeTable shapes;
@@ -56,7 +62,7 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     run.load(optimizer.start());
     LayerCommunication sent;
     run.start(setup(model, optimizer, options, shape, tensor, mesh, sent));
-    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh);
+    while (Step* step = run.next()) train_step(*step, model, optimizer, mesh, tensor);
 
     return run.finish([&](Report& report) {
         return print_sections(report, run, options, shape, tensor, mesh, parameters, shapes, sent);

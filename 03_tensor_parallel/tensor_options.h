@@ -7,9 +7,10 @@
 
 namespace ultrascale::tensor_parallel {
 
-// How communication is hidden: not at all; by 5_async_backward.h; by that and 6_chunked_linear.h.
-enum class Overlap { none, async, chunk };
-inline constexpr const char* overlap_names[] = {"none", "async", "chunk"};
+// How communication is hidden: not at all; by 5_async_backward.h; by that and 6_chunked_linear.h;
+// by that and 6_halves.h.
+enum class Overlap { none, async, chunk, halves };
+inline constexpr const char* overlap_names[] = {"none", "async", "chunk", "halves"};
 
 struct TensorOptions {
     int tp = 0;                      // ranks that share a layer; 0: all
@@ -22,6 +23,11 @@ struct TensorOptions {
     bool partition_checkpoints = false;  // 7_partition_checkpoints.h
     bool same_seed = true;               // every rank draws the same dropout mask for an element
 };
+
+// Returns as how many smaller micro-batches a micro-batch runs.
+inline int64_t parts_of_micro_batch(const TensorOptions& options) {
+    return options.overlap == Overlap::halves ? 2 : 1;
+}
 
 // Returns into how many chunks a GEMM with so many rows is cut. With sequence parallelism every
 // rank has an equal share of each chunk. So the number of chunks decides which rank has which

@@ -12,9 +12,10 @@ namespace ultrascale::tensor_parallel {
 
 // All ranks call it; rank 0 prints. Returns false if, on any rank, a variant's memory or
 // communication differs from its prediction.
-inline bool compare_sequence_parallel(
-    const Options& options, const TensorOptions& given, const StepShape& shape,
-    const std::function<void(Step&, Llama&, Updater&, const Mesh&)>& train_step) {
+inline bool compare_sequence_parallel(const Options& options, const TensorOptions& given,
+                                      const StepShape& shape,
+                                      const std::function<void(Step&, Llama&, Updater&, const Mesh&,
+                                                               const TensorOptions&)>& train_step) {
     const Communicator& world = Communicator::world();
     const auto variant = [&](bool sequence_parallel, bool keep_gathered) {
         TensorOptions tensor = given;
@@ -38,7 +39,6 @@ inline bool compare_sequence_parallel(
         check_fits(shape, tensor, described.parameters(), tp.rank(), memory_limit());
     }
     const int64_t B = options.micro_batch, N = dp.size(), A = options.grad_accum;
-    const DataSlice slice{.micro_batch = B, .count = N, .replica = dp.rank()};
     const int64_t sequences = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), shape.config.vocab);
     const DataLoader loader(file, data_options(options, shape.seq));
@@ -63,8 +63,11 @@ inline bool compare_sequence_parallel(
         parameters.allocate_grads(options.grad_dtype(), dp.symmetric_memory());
         PlainUpdater optimizer(parameters, options, &mesh);
         optimizer.start();
-        const Measured m = measure(loader, slice, sequences, options.steps,
-                                   [&](Step& step) { train_step(step, model, optimizer, mesh); });
+        const DataSlice slice{
+            .micro_batch = B / parts_of_micro_batch(tensor), .count = N, .replica = dp.rank()};
+        const Measured m = measure(loader, slice, sequences, options.steps, [&](Step& step) {
+            train_step(step, model, optimizer, mesh, tensor);
+        });
 
         const Prediction predicted = predict(shape, tensor, parameters, A, N, tp.rank());
         const MemoryEstimate& want = predicted.memory;

@@ -62,6 +62,11 @@ struct Chapter {
             user_error("--compare: at least two ranks must share a layer; use --tp 2 or more");
         if (!options.svg.empty() && tensor.tp == 1)
             user_error("--svg: the picture is of a layer that ranks share; --tp 2 or more");
+        if (!options.svg.empty() && tensor.overlap == Overlap::halves)
+            user_error(
+                "--svg: the picture counts the messages of one layer; with --overlap halves those "
+                "of "
+                "two alternate");
         if (compare) tensor.sequence_parallel = true;  // so that its requirements are checked
     }
 };

@@ -7,12 +7,14 @@
 #include "../3_attention_heads.h"
 #include "../3_vocabulary_embedding.h"
 #include "../tensor_options.h"
+#include "halves_memory.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 
 namespace ultrascale::tensor_parallel {
 
-// The sizes that rank `rank` of tp computes with. In the playbook's terms, a layer keeps s b h / tp
+// The sizes that rank `rank` of tp computes with, of one half of a micro-batch if it runs in
+// halves. In the playbook's terms, a layer keeps s b h / tp
 // of each tensor inside the region of the linears; of each one outside it (norms, residuals) it
 // keeps s b h, or s b h / tp with sequence parallelism.
 inline LocalSizes local_sizes(const StepShape& shape, const TensorOptions& o, int64_t rank) {
@@ -22,11 +24,17 @@ inline LocalSizes local_sizes(const StepShape& shape, const TensorOptions& o, in
     sizes.features /= o.tp;
     sizes.vocabulary = vocabulary_shard(shape.config.vocab, o.tp, rank).size();
     if (o.sequence_parallel) sizes.stream_tokens /= o.tp;
+    sizes.sequences /= parts_of_micro_batch(o);
     sizes.keeps_gathered = o.keep_gathered;
     sizes.gathers_beside = o.overlap != Overlap::none;
     if (o.partition_checkpoints) sizes.checkpoint_parts = o.tp;
     sizes.loss_parts = o.tp;
     return sizes;
+}
+
+inline int64_t peak_activation_bytes(const StepShape& shape, const TensorOptions& o, int64_t rank) {
+    const LocalSizes sizes = local_sizes(shape, o, rank);
+    return o.overlap == Overlap::halves ? peak_of_halves(sizes) : peak_activation_bytes(sizes);
 }
 
 // Prints it in the playbook's terms: what one layer keeps, in units of s b h.
@@ -56,10 +64,13 @@ struct Regions {
     bool embedding = true, head = true;
 };
 
-// Adds what the ranks of a tensor-parallel group send in forward and backward of A micro-batches.
-inline void add_regions(Prediction& prediction, const StepShape& shape, const TensorOptions& o,
+// Adds what the ranks of a tensor-parallel group send in forward and backward of A micro-batches,
+// or of their halves.
+inline void add_regions(Prediction& prediction, StepShape shape, const TensorOptions& o,
                         const Regions& regions, int64_t A) {
     if (o.tp == 1) return;
+    const int64_t parts = parts_of_micro_batch(o);
+    shape.micro_batch /= parts, A *= parts;
     const LlamaConfig& c = shape.config;
     const Group tp("tp", o.tp);
     const bool sp = o.sequence_parallel;
@@ -125,7 +136,7 @@ inline Prediction predict(const StepShape& shape, const TensorOptions& options,
                           int64_t rank) {
     Prediction prediction;
     add_parameters(prediction, parameters.local_numel(), shape);
-    add_activations(prediction, local_sizes(shape, options, rank));
+    prediction.memory += {.peak_activations = peak_activation_bytes(shape, options, rank)};
     add_flops(prediction, shape, parameter_count(shape.config));
     add_to(prediction, shape, options, parameters, A, rank);
     const Group dp("dp", replicas);
@@ -144,13 +155,14 @@ inline int64_t largest_micro_batch(StepShape shape, const TensorOptions& options
     while (too_large - fits > 1) {
         shape.micro_batch = (fits + too_large) / 2;
         Prediction prediction = model;
-        add_activations(prediction, local_sizes(shape, options, rank));
+        prediction.memory += {.peak_activations = peak_activation_bytes(shape, options, rank)};
         (prediction.memory.total() <= limit ? fits : too_large) = shape.micro_batch;
     }
     for (const std::string& rank_fits : Communicator::world().gather_strings(std::to_string(fits)))
         fits = std::min<int64_t>(fits, std::stoll(rank_fits));
     const int64_t multiple =
-        options.partition_checkpoints ? options.tp / std::gcd(shape.seq, options.tp) : 1;
+        parts_of_micro_batch(options) *
+        (options.partition_checkpoints ? options.tp / std::gcd(shape.seq, options.tp) : 1);
     return fits - fits % multiple;
 }
 

@@ -84,7 +84,8 @@ inline TrainingSetup setup(Llama& model, Updater& updater, const Options& option
         return logits_of_next(model, text, vocab, tp, multiple);
     };
     if (!tensor.same_seed) what.not_equal = "each rank drops other elements";
-    what.watch = {&sent};
+    // In halves, the messages of two layers alternate.
+    if (tensor.overlap != Overlap::halves) what.watch = {&sent};
     return what;
 }
 
@@ -94,7 +95,7 @@ inline bool print_sections(Report& report, const Run& run, const Options& option
                            const ParameterList& parameters, const ShapeTable& shapes,
                            const LayerCommunication& sent) {
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
-    const int64_t tokens = shape.micro_batch * shape.seq;
+    const int64_t tokens = shape.micro_batch / parts_of_micro_batch(tensor) * shape.seq;
     const Prediction predicted =
         predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank());
     bool ok = report.memory(predicted);
@@ -102,7 +103,7 @@ inline bool print_sections(Report& report, const Run& run, const Options& option
     print_largest_micro_batch(
         report, largest_micro_batch(shape, tensor, parameters, tp.rank(), memory_limit()));
     ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
-    if (tensor.tp > 1) sent.add_to(report);
+    if (tensor.tp > 1 && tensor.overlap != Overlap::halves) sent.add_to(report);
     ok = print_copies(report, parameters, tensor.same_seed) && ok;
     if (report.full()) {
         shapes.print_table(tokens, tensor.tp);

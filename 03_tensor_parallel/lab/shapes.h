@@ -31,6 +31,17 @@ public:
         ShapeTable& table_;
     };
 
+    // While this object lives, another half of the micro-batch may use the table.
+    class Turn {
+    public:
+        explicit Turn(ShapeTable& table) : table_(table), region_(table.region_) {}
+        ~Turn() { table_.region_ = region_; }
+
+    private:
+        ShapeTable& table_;
+        const std::string region_;
+    };
+
     // Records a tensor: only the first one of each name in each region, and none outside regions
     // (in backward). whole_width: the columns it would have on one device.
     void note(const char* what, const Tensor& tensor, int64_t whole_width) {
@@ -85,6 +96,10 @@ public:
         shapes_.note("norm's output", x, x.cols());
         shapes_.note("input", in.result, x.cols());
         return in;
+    }
+    void end_turn() const override {
+        const ShapeTable::Turn turn(shapes_);
+        Region::end_turn();
     }
     Tensor empty_sum(const Tensor& partial) const override {
         shapes_.note("partial sum", partial, partial.cols());

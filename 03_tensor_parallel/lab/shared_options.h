@@ -24,11 +24,15 @@ inline void add_options(OptionList& options, TensorOptions& tensor,
                 "gather it again in backward (off)")
         .only_if([&tensor] { return tensor.sequence_parallel; },
                  "only --sequence-parallel gathers a linear's input");
+    std::map<std::string, Overlap> overlaps{
+        {"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}};
+    // 09 has schedules of its own.
+    if (prefix == "--") overlaps["halves"] = Overlap::halves;
     options.choice(
-        prefix + "overlap", tensor.overlap,
-        {{"none", Overlap::none}, {"async", Overlap::async}, {"chunk", Overlap::chunk}},
-        "What hides communication: nothing; the weight gradient's GEMM (async); besides, the "
-        "rest of the GEMM it belongs to (chunk)");
+        prefix + "overlap", tensor.overlap, overlaps,
+        "What hides communication: nothing; the weight gradient's GEMM (async); besides, "
+        "the rest of the GEMM it belongs to (chunk)" +
+            std::string(prefix == "--" ? ", or the micro-batch's other half (halves)" : ""));
     options
         .add(prefix + "chunks", tensor.chunks,
              fmt::format("With {}overlap chunk: parts that a GEMM is cut into", prefix))
@@ -41,8 +45,10 @@ inline void add_options(OptionList& options, TensorOptions& tensor,
 }
 // Completes the options for a number of ranks that is known. UserError if they exclude each other.
 inline void complete(TensorOptions& o, Recompute recompute) {
-    if (o.tp == 1)  // no other rank to share with
+    if (o.tp == 1) {  // no other rank to share with
         o.sequence_parallel = o.keep_gathered = o.partition_checkpoints = false;
+        if (o.overlap == Overlap::halves) o.overlap = Overlap::none;
+    }
     if (o.partition_checkpoints && (recompute != Recompute::full || o.sequence_parallel))
         user_error(
             "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, "

@@ -57,7 +57,7 @@ TEST(Estimate, IsWhatZeroPredicts) {
 
 TEST(Estimate, IsWhatTensorParallelismPredicts) {
     for (const char* options : {"", "--sequence-parallel", "--overlap async --dtype bf16",
-                                "--recompute full --partition-checkpoints"})
+                                "--recompute full --partition-checkpoints", "--overlap halves"})
         expect_what_a_run_predicts(2, "03_tensor_parallel", options);
     expect_what_a_run_predicts(4, "03_tensor_parallel", "--tp 2 --sequence-parallel");
 }

@@ -93,6 +93,7 @@ TEST(Options, WithoutEffectAreRefused) {
                 {std::string(option).substr(0, std::string(option).find(' ')) + ": ",
                  "--schedule plain", "1f1b"});
     refuses(2, "09_5d_parallel", "--pp 2 --schedule plain", {"--schedule plain", "1f1b"});
+    refuses(2, "09_5d_parallel", "--tp 2 --tp-overlap halves", {"--tp-overlap", "halves", "async"});
     refuses(2, "05_pipeline", "--compare --schedule zbv", {"--compare", "--schedule"});
     refuses(2, "05_pipeline", "--simulate p=4 --json x.jsonl", {"--json", "no figures"});
 }

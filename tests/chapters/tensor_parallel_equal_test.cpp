@@ -36,10 +36,11 @@ TEST_P(TensorParallel, EveryWayEqualsOneDevice) {
     const Outcome plain = train_split(n, "");
     expect_verified(plain);
     EXPECT_EQ(plain.summary.at("configuration").at("global_batch"), 2);
-    for (const char* arguments : {"--sequence-parallel", "--overlap async", "--overlap chunk",
-                                  "--sequence-parallel --overlap async",
-                                  "--sequence-parallel --overlap chunk --keep-gathered on",
-                                  "--recompute full", "--sequence-parallel --recompute full"}) {
+    for (const char* arguments :
+         {"--sequence-parallel", "--overlap async", "--overlap chunk", "--overlap halves",
+          "--sequence-parallel --overlap halves", "--sequence-parallel --overlap async",
+          "--sequence-parallel --overlap chunk --keep-gathered on", "--recompute full",
+          "--sequence-parallel --recompute full"}) {
         SCOPED_TRACE(arguments);
         const Outcome run = train_split(n, arguments);
         expect_verified(run);
@@ -52,8 +53,9 @@ TEST_P(TensorParallel, TiedWithDropoutEqualsOneDevice) {
     const int n = GetParam();
     const Outcome plain = train_split(n, "--dropout 0.1 --clip 0.1", true);
     expect_verified(plain);
-    for (const char* arguments : {"--sequence-parallel --overlap chunk --chunks 5",
-                                  "--recompute full --partition-checkpoints --overlap async"}) {
+    for (const char* arguments :
+         {"--sequence-parallel --overlap chunk --chunks 5", "--sequence-parallel --overlap halves",
+          "--recompute full --partition-checkpoints --overlap async"}) {
         SCOPED_TRACE(arguments);
         const Outcome run =
             train_split(n, fmt::format("--dropout 0.1 --clip 0.1 {}", arguments), true);
@@ -82,6 +84,32 @@ TEST(TensorParallelPlain, TrainsAsTheGeneralLinearsDo) {
                                     "--partition-checkpoints --recompute full"})
         expect_one_error_line(run_ranks(2, chapter, "--plain --steps 2 " + other, 60),
                               {"--plain", other.substr(0, other.find(' '))});
+}
+
+// Halves are micro-batches of half the size, whose gradients are added up in the same order.
+TEST(TensorParallelHalves, GiveTheBitsOfTwiceAsManyMicroBatches) {
+    const SplitModel model;
+    const auto with = [&](const std::string& batch, const std::string& arguments) {
+        return train(
+            2, chapter,
+            fmt::format("--model {} --seq 40 --steps 3 {} {}", model.path(), batch, arguments));
+    };
+    for (const std::string arguments :
+         {"", "--sequence-parallel", "--sequence-parallel --keep-gathered on --dropout 0.1",
+          "--recompute full --dropout 0.1", "--recompute full --partition-checkpoints",
+          "--sequence-parallel --recompute full",
+          "--sequence-parallel --recompute selective --attention naive", "--dtype bf16"}) {
+        SCOPED_TRACE(arguments);
+        const Outcome halves = with("--micro-batch 4 --grad-accum 2 --overlap halves", arguments),
+                      apart = with("--micro-batch 2 --grad-accum 4 --no-verify", arguments);
+        expect_verified(halves);
+        expect_the_same(halves, apart);
+        for (const char* kind : {"all-reduce", "all-gather", "reduce-scatter"})
+            EXPECT_EQ(communicated(halves, kind, "calls"), communicated(apart, kind, "calls"));
+    }
+    // With a loss in chunks the halves take turns within the head, too.
+    expect_verified(
+        with("--micro-batch 2 --overlap halves", "--sequence-parallel --loss-chunk 16"));
 }
 
 // The predicted peak is exact even if shares are not exact in binary.
@@ -213,6 +241,10 @@ TEST(TensorParallelOutput, DemoCompareAndShapes) {
     for (const char* row :
          {"(40, 48)   1/2", "(80, 48)   full", "(80, 36)   full           1/2", "overlap ratio"})
         EXPECT_TRUE(contains(run.out, row)) << row << run.out;
+    const Outcome halves =
+        train_split(2, "--sequence-parallel --no-verify --report full --overlap halves");
+    for (const char* row : {"(20, 48)   1/2", "(40, 48)   full", "(40, 36)   full           1/2"})
+        EXPECT_TRUE(contains(halves.out, row)) << row << halves.out;
 }
 
 }  // namespace

@@ -158,6 +158,11 @@ TEST(Trace, RanksAreOnOneClockAndSayWhatTravels) {
         traced(4, "03_tensor_parallel", "--tp 2 --overlap chunk --no-verify");
     expect_one_clock(tensor);
     expect_nested(tensor);
+    const std::vector<Event> halves =
+        traced(2, "03_tensor_parallel", "--sequence-parallel --overlap halves --no-verify");
+    expect_one_clock(halves);
+    expect_nested(halves);  // the second half's sections are in a lane of their own
+    expect_names(halves, {"micro-batch 0", "micro-batch 1", "layers.1 backward"});
     expect_names(
         tensor, {"all-reduce layers.1.mlp.down_proj forward",
                  "all-reduce layers.1.mlp.gate_proj+up_proj backward",
@@ -215,7 +220,8 @@ TEST(Trace, OverlappedCommunicationRunsWhileTheRankComputes) {
              {"01_data_parallel", "--sync naive", {"--sync overlap"}},
              {"03_tensor_parallel",
               "--overlap none",
-              {"--overlap async", "--overlap chunk", "--sequence-parallel --overlap chunk"}},
+              {"--overlap async", "--overlap chunk", "--sequence-parallel --overlap chunk",
+               "--overlap halves", "--sequence-parallel --overlap halves"}},
              {"06_expert_parallel",
               "--shared 1 --overlap none",
               {"--overlap gradients", "--shared 1 --overlap shared", "--overlap chunks",

@@ -138,8 +138,9 @@ def random_run(rng):
     ranks = 1 if chapter.startswith("00") else rng.randint(1, 4)
     seq = rng.choice([1, 2, 3, 5, 8, 12, 16, 24, 32, 40, 48, 64])
     accumulated = rng.choice([1, 1, 2, 3])
-    options = [f"--steps {rng.choice([1, 2, 3, 6, 6, 6, 6, 6])}",
-               f"--micro-batch {rng.choice([1, 1, 2, 3, 4])}", f"--seed {rng.randint(0, 999)}",
+    steps, micro_batch = rng.choice([1, 2, 3, 6, 6, 6, 6, 6]), rng.choice([1, 1, 2, 3, 4])
+    options = [f"--steps {steps}",
+               f"--micro-batch {micro_batch}", f"--seed {rng.randint(0, 999)}",
                f"--lr {log_uniform(rng, 1e-4, 1e-2)}"]
 
     def sometimes(probability, *choices):
@@ -210,7 +211,8 @@ def random_run(rng):
             options.append("--sequence-parallel")
             sometimes(0.3, "--keep-gathered on")
         if tp > 1:
-            sometimes(0.5, "--overlap async", "--overlap chunk", "--overlap chunk --chunks 3")
+            sometimes(0.5, "--overlap async", "--overlap chunk", "--overlap chunk --chunks 3",
+                      *["--overlap halves"] * (micro_batch % 2 == 0))
         sometimes(0.2, "--dropout 0.1")
     return model, chapter, ranks, f"--seq {seq} " + " ".join(options)
 

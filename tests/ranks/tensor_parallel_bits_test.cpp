@@ -61,7 +61,8 @@ TEST(TensorParallel, GeneralLinearsGiveThePlainOnesBits) {
     const bool shared = Communicator::world().size() > 1;
     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
         const Pass plain = pass_with({.plain = true}, recompute);
-        for (const Overlap overlap : {Overlap::none, Overlap::async, Overlap::chunk})
+        for (const Overlap overlap :
+             {Overlap::none, Overlap::async, Overlap::chunk, Overlap::halves})
             for (const bool shards : {false, true}) {
                 if (shards && !shared) continue;
                 SCOPED_TRACE(fmt::format("overlap {}{}", overlap_names[int(overlap)],
