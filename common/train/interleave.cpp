@@ -1,7 +1,7 @@
 #include "interleave.h"
 
 #include <boost/context/fiber.hpp>
-#include <boost/context/fixedsize_stack.hpp>
+#include <boost/context/protected_fixedsize_stack.hpp>
 #include <exception>
 #include <utility>
 
@@ -32,7 +32,7 @@ std::exception_ptr failure_of(const std::function<void()>& work) {
     return nullptr;
 }
 
-constexpr size_t stack_bytes = 1 << 20;
+constexpr size_t stack_bytes = 8 << 20;  // as much as a thread's usually; only used pages exist
 
 }  // namespace
 
@@ -40,7 +40,7 @@ void interleave(const std::function<void()>& one, const std::function<void()>& o
     check(!interleaving, "interleave() inside interleave()");
     interleaving = true;
     const TracePlace place = trace_place();
-    waiting = context::fiber(std::allocator_arg, context::fixedsize_stack(stack_bytes),
+    waiting = context::fiber(std::allocator_arg, context::protected_fixedsize_stack(stack_bytes),
                              [&](context::fiber&& from) {
                                  waiting = std::move(from);
                                  set_trace_place({place.innermost, "phase beside"});
