@@ -323,7 +323,8 @@ grade:  ## grade exercise EX=02.1, CASE=3, all of yours, or all students' (SUBMI
 clinic:  ## run sick training CASE=3 into clinic/3/, or list all cases
 	@+$(call on_cpu,python3 classroom/clinic.py run $(CASE))
 solutions:  ## for teachers: print the solutions, or that of EX=02.1, or of CASE=3 of the clinic
-	@$(if $(CASE),python3 classroom/clinic.py solution $(CASE),$(GRADER) solutions $(EX))
+	@$(if $(CASE),,$(GRADER) solutions $(EX))
+	@$(if $(EX),,python3 classroom/clinic.py solution $(CASE))
 prove:  ## prove the grader: solutions get all points, wrong ones do not
 	@+$(call on_cpu,$(if $(filter clinic,$(ONLY)),python3 classroom/clinic.py prove $(CASE),\
 	    $(GRADER) prove ONLY=$(ONLY) SHARE=$(SHARE)))

@@ -23,6 +23,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 import tomllib
 import zlib
@@ -180,7 +181,9 @@ def lines_of(path, kind):
 
 def readme(one):
     names = sorted(p.name for p in one.folder.iterdir() if p.name != "README.md")
-    runs = [" ".join(one.command(args.replace("@", f"clinic/{one.number}/"))) for args in one.runs]
+    runs = [" \\\n    ".join(textwrap.wrap(
+        " ".join(one.command(args.replace("@", f"clinic/{one.number}/"))), 94,
+        break_long_words=False, break_on_hyphens=False)) for args in one.runs]
     sick = [name for name in names if not name.startswith("healthy-")]
     text = [f"# Case {one.number}: {one.title}", "", one.words.strip(), "",
             f"Chapter: [{one.chapter}](../../{one.chapter}/README.md). What was run:", "",
@@ -188,10 +191,10 @@ def readme(one):
             "## What you have", "",
             *(f"- [{name}]({name})" for name in sick)]
     if one.healthy:
-        text += ["", "A healthy run of the same command: its files begin with `healthy-`. Where two",
-                 "runs' checksums first differ says",
-                 f"`common/lab/report/checksums.py clinic/{one.number}/checksums.json "
-                 f"clinic/{one.number}/healthy-checksums.json`."]
+        text += ["", "A healthy run of the same commands has the same files, whose names begin with",
+                 "`healthy-`. This says where the two runs' checksums first differ:", "", "```sh",
+                 f"common/lab/report/checksums.py clinic/{one.number}/checksums.json \\",
+                 f"    clinic/{one.number}/healthy-checksums.json", "```"]
     text += ["",
              "`.txt` is a report, `.json` its figures ([what they mean](../../OPTIONS.md)), `.html`",
              "a page for a browser, `.trace.json` a trace for https://ui.perfetto.dev, and",
@@ -217,8 +220,11 @@ def print_solutions(wanted):
     for one in [case(wanted)] if wanted else all_cases():
         sealed = one.sealed()
         print(f"\ncase {one.number}: {one.title}\n  rank {' or '.join(sealed['rank'])}, step "
-              f"{sealed['step'][0]}, {sealed['cause']}: {causes()[sealed['cause']]}\n")
-        print("  " + sealed["solution"].strip().replace("\n", "\n  "))
+              f"{sealed['step'][0]}, {sealed['cause']}: {causes()[sealed['cause']]}")
+        for words in (f"The goal: {sealed['goal']}", sealed["solution"].replace("\n", " "),
+                      *(f"Incident: {incident}" for incident in sealed["incidents"])):
+            print(textwrap.fill(words.strip(), 98, initial_indent="  ", subsequent_indent="    ",
+                                break_long_words=False, break_on_hyphens=False))
 
 
 def main(words):

@@ -34,7 +34,8 @@ def form(one):
 
 def found_at(one, figure):
     """The value at a figure's place. Raises Wrong, a sentence."""
-    if len(figure) < 3 or not all(isinstance(word, str) for word in figure):
+    if not isinstance(figure, list) or len(figure) < 3 or \
+            not all(isinstance(word, str) for word in figure):
         raise Wrong("figure: a list of texts as in the comment above it, from the file to the name")
     path = one.folder / figure[0]
     if pathlib.Path(figure[0]).name != figure[0] or not path.exists() or path.suffixes != [".json"]:
@@ -70,7 +71,7 @@ def is_right(one, part, said, sealed):
         first, last = sealed["step"]
         return isinstance(said["step"], int) and first <= said["step"] <= last, ""
     if part == "cause":
-        if said["cause"] not in clinic.causes():
+        if str(said["cause"]) not in clinic.causes():
             return False, f"cause: {said['cause'] or 'nothing'} is not one of the list."
         return said["cause"] == sealed["cause"], ""
     try:
@@ -99,7 +100,7 @@ def graded(one):
     for part, points in POINTS.items():
         right, why = is_right(one, part, said, sealed)
         hint = "" if right else why or f"{part}: {sealed['hints'][part]}"
-        yours = " ".join(said[part][-1:]) if part == "figure" else said[part]
+        yours = said["value"] if part == "figure" else said[part]
         result["lines"].append({"what": part, "predicted": "", "yours": str(yours)[:11],
                                 "reference": "", "ok": right, "said": hint,
                                 "points": points if right else 0, "of": points})

@@ -238,7 +238,7 @@ def sources_hash():
     total = hashlib.sha256()
     for folder in ["classroom", "common", "tests", *sorted(p.name for p in ROOT.glob("0*_*"))]:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".py", ".toml"):
+            if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".py", ".toml", ".case"):
                 total.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
 
