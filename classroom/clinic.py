@@ -211,7 +211,9 @@ def readme(one):
 def print_list():
     for one in all_cases():
         print(f"{one.number:>3}  {one.title:<72} {one.chapter[:2]}  {one.minutes:>3} min")
-        print(f"     {' '.join(one.command(re.split(' --(json|no-verify|save)', one.runs[0])[0]))[:94]}")
+        shown = " ".join(one.command(re.split(" --(?:json|no-verify|save)", one.runs[0])[0]))
+        print(textwrap.fill(shown, 96, initial_indent="     ", subsequent_indent=" " * 9,
+                            break_on_hyphens=False))
     print("\nmake clinic CASE=N runs case N; the answer goes into clinic/N/answer.toml, and make grade "
           "judges it")
 

@@ -66,7 +66,8 @@ void Run::start(TrainingSetup what) {
     report_.emplace(chapter_, options_, shape_, options_.steps);
     const Communicator& world = Communicator::world();
     report_->group_of_times(place_in_replica(slice_.replica, slice_.count));
-    if (options_.checksums) checksums_.emplace(*report_, slice_.replica);
+    if (options_.checksums)
+        checksums_.emplace(*report_, slice_.replica, slice_.mean != MeanOver::own_samples);
     const bool ranks_share_a_model = what_.layout.size() > 1 || slice_.count < world.size();
     report_->configuration(sequences_of_(first_step_),
                            describe_data(options_, file_, loader_, state_),

@@ -1,9 +1,14 @@
 #include "checksums.h"
 
 #include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 namespace ultrascale {
+
+using Json = nlohmann::ordered_json;
+
 namespace {
 
 std::string hash(const void* data, size_t bytes) {
@@ -17,7 +22,7 @@ std::string hash(const std::vector<int32_t>& values) {
 }
 
 // {"hash": "8c3f...", "norm": 0.25, "zeros": 0.01}
-nlohmann::ordered_json checksum(const Tensor& tensor) {
+Json checksum(const Tensor& tensor) {
     std::vector<char> bytes(size_t(tensor.bytes()));
     tensor.copy_to_host(bytes.data());
     const std::vector<float> values = tensor.to_host_float();
@@ -43,8 +48,8 @@ std::string name_of(const std::string& name, const Shape& shape, const std::vect
     return words;
 }
 
-nlohmann::ordered_json checksums_of(const std::vector<TensorPart>& parts) {
-    nlohmann::ordered_json all = nlohmann::ordered_json::object();
+Json checksums_of(const std::vector<TensorPart>& parts) {
+    Json all = Json::object();
     for (const TensorPart& p : parts)
         if (p.tensor.numel() > 0)
             all[name_of(p.name, p.shape, p.slice, p.begin, p.tensor.numel())] = checksum(p.tensor);
@@ -60,9 +65,32 @@ std::string list(const std::vector<int>& ranks) {
 
 }  // namespace
 
+struct Checksums::Impl {
+    Report& report;
+    int64_t replica;
+    bool alike;
+    std::map<int64_t, Json> steps = {};  // that are not finished
+    struct Kind {                        // of checksums that are compared, on rank 0
+        int64_t compared = 0, different = 0;
+        std::string first = {};  // the first step and tensor that differ, in words
+        Json place = {};
+    };
+    std::map<std::string, Kind> kinds = {};
+    int64_t rows = 0, different_rows = 0;  // that a step reads, over the steps
+
+    Json& newest() { return steps.rbegin()->second; }
+    void compare(const std::string& kind, int64_t step, const std::vector<Json>& of_ranks);
+};
+
+Checksums::Checksums(Report& report, int64_t replica, bool alike)
+    : impl_(new Impl{.report = report, .replica = replica, .alike = alike}) {}
+Checksums::~Checksums() = default;
+
+void Checksums::begin_step(int64_t step) { impl_->steps[step]; }
+
 void Checksums::batch(int64_t micro_batch, const HostBatch& batch,
                       const std::vector<int64_t>& rows) {
-    steps_.rbegin()->second["data"][std::to_string(micro_batch)] = {
+    impl_->newest()["data"][std::to_string(micro_batch)] = {
         {"rows", rows},
         {"tokens", hash(batch.tokens)},
         {"targets", hash(batch.targets)},
@@ -72,24 +100,25 @@ void Checksums::batch(int64_t micro_batch, const HostBatch& batch,
 
 void Checksums::gradient_complete(Parameter& p, const Context&) {
     const std::string name = name_of(p.name, p.shape, p.slice, 0, p.local_numel());
-    steps_.rbegin()->second["own_gradients"][name] = checksum(p.grad);
+    impl_->newest()["own_gradients"][name] = checksum(p.grad);
 }
 
 void Checksums::gradients(const std::vector<TensorPart>& parts) {
-    steps_.rbegin()->second["gradients"] = checksums_of(parts);
+    impl_->newest()["gradients"] = checksums_of(parts);
 }
 
 void Checksums::end_step(int64_t step, const std::vector<TensorPart>& weights) {
+    Impl& self = *impl_;
     const Communicator& world = Communicator::world();
-    Json mine = {{"step", step}, {"rank", world.rank()}, {"replica", replica_}};
-    mine.update(steps_[step]);
+    Json mine = {{"step", step}, {"rank", world.rank()}, {"replica", self.replica}};
+    mine.update(self.steps[step]);
     mine["weights"] = checksums_of(weights);
-    steps_.erase(step);
+    self.steps.erase(step);
     const std::vector<std::string> lines = world.gather_strings(mine.dump());
     std::vector<Json> of_ranks, data;
     std::map<int64_t, std::multiset<int64_t>> rows;  // by replica
     for (const std::string& line : lines) {
-        report_.line(fmt::format(R"({{"checksums":{}}})", line));
+        self.report.line(fmt::format(R"({{"checksums":{}}})", line));
         of_ranks.push_back(Json::parse(line));
         const Json& rank = of_ranks.back();
         Json& batches = data.emplace_back(Json{{"data", Json::object()}})["data"];
@@ -104,18 +133,20 @@ void Checksums::end_step(int64_t step, const std::vector<TensorPart>& weights) {
     }
     std::set<int64_t> different;
     for (const auto& [replica, read] : rows) {
-        rows_ += int64_t(read.size());
+        self.rows += int64_t(read.size());
         different.insert(read.begin(), read.end());
     }
-    different_rows_ += int64_t(different.size());
-    compare("data", step, data);
-    compare("gradients", step, of_ranks);
-    compare("weights", step, of_ranks);
+    self.different_rows += int64_t(different.size());
+    self.compare("data", step, data);
+    if (!self.alike) return;
+    self.compare("gradients", step, of_ranks);
+    self.compare("weights", step, of_ranks);
 }
 
 // Compares what has the same name on several ranks.
-void Checksums::compare(const std::string& kind, int64_t step, const std::vector<Json>& of_ranks) {
-    Kind& sum = kinds_[kind];
+void Checksums::Impl::compare(const std::string& kind, int64_t step,
+                              const std::vector<Json>& of_ranks) {
+    Kind& sum = kinds[kind];
     std::vector<std::string> names;  // in the order of the first rank that has it
     std::map<std::string, std::map<std::string, std::vector<int>>> holders;  // by name and hash
     for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
@@ -148,19 +179,22 @@ void Checksums::compare(const std::string& kind, int64_t step, const std::vector
 }
 
 void Checksums::finish() {
+    Impl& self = *impl_;
     print("\nchecksums of copies           compared  different");
+    if (!self.alike)
+        print("  (ranks train on their own between meetings, so their weights may differ)");
     Json section = Json::object();
     for (const char* kind : {"data", "gradients", "weights"}) {
-        const Kind& sum = kinds_[kind];
+        const Impl::Kind& sum = self.kinds[kind];
         print(fmt::format("  {:<25} {:>10} {:>10}", kind, sum.compared, sum.different));
         if (sum.different > 0) print("    first: " + sum.first);
         section[kind] = {{"compared", sum.compared}, {"different", sum.different}};
         if (sum.different > 0) section[kind]["first"] = sum.place;
     }
     print(fmt::format("  the replicas have read {}; {} if a row counts once a step",
-                      format_count(rows_, "row"), different_rows_));
-    section["rows"] = {{"read", rows_}, {"different", different_rows_}};
-    report_.section("checksums", section.dump());
+                      format_count(self.rows, "row"), self.different_rows));
+    section["rows"] = {{"read", self.rows}, {"different", self.different_rows}};
+    self.report.section("checksums", section.dump());
 }
 
 }  // namespace ultrascale

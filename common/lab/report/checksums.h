@@ -9,15 +9,13 @@
 //     gradients      the sums that it holds, before clipping
 //     weights        after the update
 //
-// Ranks that hold the same part of a tensor hold copies, and those must be equal in the last two,
-// as must the data of ranks that share a replica of the model. These are compared. What ranks hold
-// in parts (a linear over tp, a shard of ZeRO) has a name with its ranges, and is not. Two runs are
-// compared by checksums.py.
+// Ranks that hold the same part of a tensor hold copies, and those must be equal in the last two, as
+// must the data of ranks that share a replica of the model. These are compared. A part's name has
+// its ranges ("lm_head.weight[0:64,0:128]"), so ranks that hold other parts of a tensor (over tp, or
+// ZeRO's shards) are not. checksums.py compares two runs.
 #pragma once
 
-#include <map>
-#include <nlohmann/json.hpp>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "model/batch.h"
@@ -28,10 +26,12 @@ namespace ultrascale {
 
 class Checksums : public Hooks {
 public:
-    // `replica`: ranks with the same number take the same samples. Keeps a reference.
-    Checksums(Report& report, int64_t replica) : report_(report), replica_(replica) {}
+    // `replica`: ranks with the same number take the same samples. alike: copies should be equal
+    // after each step; false if ranks train on their own for a while. Keeps a reference.
+    Checksums(Report& report, int64_t replica, bool alike = true);
+    ~Checksums() override;
 
-    void begin_step(int64_t step) { steps_[step]; }
+    void begin_step(int64_t step);
     // These add to the step that began last. A batch may be read twice in a step. As hooks they
     // must be called before those of a technique, which sum the gradient.
     void batch(int64_t micro_batch, const HostBatch& batch, const std::vector<int64_t>& rows);
@@ -44,19 +44,8 @@ public:
     void finish();
 
 private:
-    using Json = nlohmann::ordered_json;
-    struct Kind {  // on rank 0
-        int64_t compared = 0, different = 0;
-        std::string first = {};  // the first step and tensor that differ, in words
-        Json place = {};
-    };
-    void compare(const std::string& kind, int64_t step, const std::vector<Json>& of_ranks);
-
-    Report& report_;
-    int64_t replica_;
-    std::map<int64_t, Json> steps_;  // that are not finished
-    std::map<std::string, Kind> kinds_;
-    int64_t rows_ = 0, different_rows_ = 0;  // that a step reads, over the steps
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace ultrascale

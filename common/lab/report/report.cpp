@@ -300,7 +300,7 @@ void Report::text(const std::string& section, const std::string& key, const std:
 }
 
 void Report::group_of_times(int64_t group) { impl_->group_of_times = group; }
-void Report::line(const std::string& object) { impl_->json.write(object); }
+void Report::line(const std::string& object) { impl_->json.write(object, false); }
 void Report::section(const std::string& name, const std::string& object) {
     impl_->summary[name] = Json::parse(object);
 }
@@ -324,7 +324,7 @@ void Report::finish() {
     if ((self.options.profile || !self.options.trace.empty()) && !self.records.empty()) {
         const int64_t warm = Impl::warmup(int64_t(self.records.size()));
         const RankTimes times = rank_times(self.rank_steps, warm, self.group_of_times);
-        for (const Json& line : times.lines) self.json.write(Json{{"by_rank", line}}.dump());
+        for (const Json& line : times.lines) self.json.write(Json{{"by_rank", line}}.dump(), false);
         self.summary["times_by_rank"] = times.by_rank;
         if (self.options.profile && times.by_rank.size() > 1) print_rank_times(times.by_rank);
     }

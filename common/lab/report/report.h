@@ -75,7 +75,7 @@ public:
     // Ranks that give the same number do the same, so that their times can be compared (--profile,
     // --trace); by default all do.
     void group_of_times(int64_t group);
-    // Writes a line of JSON, and adds a section, a JSON object, to the summary.
+    // Writes a line of --json that is not on the page; adds a JSON object to the summary.
     void line(const std::string& object);
     void section(const std::string& name, const std::string& object);
     // Adds a chapter's own value to the JSON summary: {"summary": {section: {key: value}}}.
