@@ -221,9 +221,9 @@ CHAPTER_OBJECTS := $(call objects,$(sort \
 LONG_OBJECTS := $(call objects,$(sort $(LONG_SOURCES) tests/chapters/run_program.cpp))
 BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp))
 
-.PHONY: all clinic help demo pictures mpirun test test-all test-nodes compute-sanitizer run bench fuzz \
+.PHONY: all help demo pictures mpirun test test-all test-nodes compute-sanitizer run bench fuzz \
         deps format clean bits options test-programs all-test-programs exercise grade solutions \
-        prove course slides $(CHAPTERS)
+        clinic prove course slides $(CHAPTERS)
 LONGEST_FIRST := 09_5d_parallel $(CHAPTERS)
 all: $(LONGEST_FIRST) compile_commands.json  ## build all chapters of the chosen backend
 

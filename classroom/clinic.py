@@ -41,6 +41,18 @@ TIMES = ("--no-verify --profile --report full --json @run.json --html @run.html 
          "--trace @run.trace.json")
 CHECKSUMS = "--no-verify --checksums --json @checksums.json"
 
+ABOUT_THE_FILES = """
+    `.txt` is a report, `.json` its figures ([what they mean](../../OPTIONS.md)), `.html` a page for
+    a browser, `.trace.json` a trace for https://ui.perfetto.dev, and `.memory.csv` the bytes that
+    each rank holds after each step. A run with checksums is slower than one without, so read times
+    in the other files.
+
+    ## What is asked
+
+    Which rank is sick, from which step on, why, and which figure shows it. Write it into
+    `answer.toml`; then `make grade` says what is right, and gives a hint for what is not.
+"""
+
 
 # ---- a case --------------------------------------------------------------------------------------
 class Case:
@@ -138,12 +150,12 @@ def run(settings, one):
     for path in sorted(one.folder.glob("*run.json")):
         write_memory(path)
     (one.folder / "README.md").write_text(readme(one), encoding="utf-8")
-    print(f"{time.monotonic() - begin:.0f} s. {one.folder.relative_to(ROOT)}/README.md tells what a "
-          "colleague saw;\nanswer.toml beside it is for your answer, and make grade judges it.")
+    print(f"{time.monotonic() - begin:.0f} s. {one.folder.relative_to(ROOT)}/README.md tells what "
+          "a colleague saw;\nanswer.toml beside it is for your answer, and make grade judges it.")
 
 
 def run_once(settings, one, args, program, before=""):
-    """The files of a run are named in `args` as @run.json, ...; its report is a file named alike."""
+    """A run's files are named in `args` as @run.json, ...; its report is a file named alike."""
     place = f"{one.folder.relative_to(ROOT)}/{before}"
     report = place + re.search(r"--json @([\w-]+)\.json", args)[1] + ".txt"
     command = one.command(args.replace("@", place), program, settings.mpirun)
@@ -191,20 +203,12 @@ def readme(one):
             "## What you have", "",
             *(f"- [{name}]({name})" for name in sick)]
     if one.healthy:
-        text += ["", "A healthy run of the same commands has the same files, whose names begin with",
-                 "`healthy-`. This says where the two runs' checksums first differ:", "", "```sh",
+        text += ["", "A healthy run of the same commands has the same files, with names that begin",
+                 "with `healthy-`. This says where the two runs' checksums first differ:", "",
+                 "```sh",
                  f"common/lab/report/checksums.py clinic/{one.number}/checksums.json \\",
                  f"    clinic/{one.number}/healthy-checksums.json", "```"]
-    text += ["",
-             "`.txt` is a report, `.json` its figures ([what they mean](../../OPTIONS.md)), `.html`",
-             "a page for a browser, `.trace.json` a trace for https://ui.perfetto.dev, and",
-             "`.memory.csv` the bytes that each rank holds after each step. A run with checksums is",
-             "slower than one without, so times are to be read in the other files.", "",
-             "## What is asked", "",
-             "Which rank is sick, from which step on, why, and which figure shows it. Write it into",
-             "`answer.toml`; then `make grade` says what is right, and gives a hint for what is not.",
-             ""]
-    return "\n".join(text)
+    return "\n".join([*text, "", *textwrap.dedent(ABOUT_THE_FILES).strip().splitlines(), ""])
 
 
 # ---- the command line ----------------------------------------------------------------------------
@@ -214,8 +218,8 @@ def print_list():
         shown = " ".join(one.command(re.split(" --(?:json|no-verify|save)", one.runs[0])[0]))
         print(textwrap.fill(shown, 96, initial_indent="     ", subsequent_indent=" " * 9,
                             break_on_hyphens=False))
-    print("\nmake clinic CASE=N runs case N; the answer goes into clinic/N/answer.toml, and make grade "
-          "judges it")
+    print("\nmake clinic CASE=N runs case N; the answer goes into clinic/N/answer.toml, and make "
+          "grade judges it")
 
 
 def print_solutions(wanted):

@@ -1,4 +1,4 @@
-"""The answer to a case of the clinic (clinic.py): the form that a student fills in, and the judge."""
+"""The answer to a case of the clinic (clinic.py): the form for it, and its judge."""
 
 import hashlib
 import json

@@ -2,8 +2,8 @@
 wrong one a hint that does not tell the cause; the same program without what makes it sick has no
 sign of it. `make prove ONLY=clinic` proves all cases, with CASE=3 one of them: half a minute each.
 
-A case's sign, sealed with it, is a figure that is at least so many `times` another figure of the same
-run (or 1), or `equal` to another one. Prints GoogleTest's lines, as proof.py does."""
+A case's sign, sealed with it, is a figure that is at least so many `times` another figure of the
+same run (or 1), or `equal` to another one. Prints GoogleTest's lines, as proof.py does."""
 
 import json
 import time

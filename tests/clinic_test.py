@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The clinic's cases without running them: what makes each sick still fits the source, its hints tell
-no cause, and an answer is judged by the figure that it names. Then the comparison of two runs'
+"""The clinic's cases without running them: what makes each sick still fits the source, its hints
+tell no cause, and an answer is judged by the figure that it names. Then the comparison of two runs'
 checksums. (Cases that run: make prove ONLY=clinic.)"""
 
 import contextlib
@@ -66,9 +66,10 @@ class Judging(unittest.TestCase):
         self.folder.cleanup()
 
     def test_a_figure_is_found(self):
-        for figure, value in [(["run.json", "step", "step=2", "loss"], 4.5),
-                              (["run.json", "by_rank", "step=1", "rank=1", "ms", "read data"], 7),
-                              (["run.json", "summary", "times_by_rank", "0", "forward", "ms"], 2.5)]:
+        for figure, value in [
+                (["run.json", "step", "step=2", "loss"], 4.5),
+                (["run.json", "by_rank", "step=1", "rank=1", "ms", "read data"], 7),
+                (["run.json", "summary", "times_by_rank", "0", "forward", "ms"], 2.5)]:
             self.assertEqual(clinic_answers.found_at(self.one, figure), value)
 
     def test_a_figure_that_is_not_there(self):

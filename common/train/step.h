@@ -99,7 +99,7 @@ public:
     const std::string& not_finite() const { return not_finite_; }
     bool stops() const { return stops_; }  // a rank was asked to stop; all ranks see it alike
 
-    // The laboratory's hooks, which change no number; `watch_first` is called before the technique's.
+    // The laboratory's hooks, which change no number; `watch_first` come before the technique's.
     std::vector<Hooks*> watch = {}, watch_first = {};
     // Called with each micro-batch that this rank reads, of the run's samples from `first` on.
     std::function<void(int64_t m, int64_t first, const HostBatch&)> on_batch = {};

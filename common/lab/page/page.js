@@ -180,5 +180,5 @@ function pictures() {
 }
 
 document.getElementById("page").append(...[header(), verify(), memory(),
-    timeline(data.timeline || []), communication(), timesByRank(), checksums(), loss(), tables(), pictures(), others(),
-    configuration()].filter(Boolean));
+    timeline(data.timeline || []), communication(), timesByRank(), checksums(), loss(), tables(),
+    pictures(), others(), configuration()].filter(Boolean));

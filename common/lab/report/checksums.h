@@ -9,10 +9,10 @@
 //     gradients      the sums that it holds, before clipping
 //     weights        after the update
 //
-// Ranks that hold the same part of a tensor hold copies, and those must be equal in the last two, as
-// must the data of ranks that share a replica of the model. These are compared. A part's name has
-// its ranges ("lm_head.weight[0:64,0:128]"), so ranks that hold other parts of a tensor (over tp, or
-// ZeRO's shards) are not. checksums.py compares two runs.
+// Ranks that hold the same part of a tensor hold copies, and those must be equal in the last two,
+// as must the data of ranks that share a replica of the model. These are compared. A part's name
+// has its ranges ("lm_head.weight[0:64,0:128]"), so ranks that hold other parts of a tensor (over
+// tp, or ZeRO's shards) are not. checksums.py compares two runs.
 #pragma once
 
 #include <memory>

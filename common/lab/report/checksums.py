@@ -25,7 +25,7 @@ def read(path):
 
 
 def differences(one, other):
-    """Yields (step, kind, name, rank, one's value, the other's), the earliest step and kind first."""
+    """Yields (step, kind, name, rank, one's value, the other's), the earliest first."""
     for step in sorted({step for step, _ in one} & {step for step, _ in other}):
         ranks = [rank for at, rank in sorted(one) if at == step and (step, rank) in other]
         for kind in KINDS:
