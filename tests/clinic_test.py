@@ -98,6 +98,8 @@ class Judging(unittest.TestCase):
     def test_a_form_that_nobody_has_filled_in(self):
         (self.one.folder / "answer.toml").write_text(clinic_answers.form(self.one))
         self.assertFalse(clinic_answers.is_answered(self.one))
+        (self.one.folder / "answer.toml").write_text('rank = "3"\n')
+        self.assertTrue(clinic_answers.is_answered(self.one))
 
 
 class TwoRuns(unittest.TestCase):
