@@ -223,7 +223,7 @@ BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp
 
 .PHONY: all help demo pictures mpirun test test-all test-nodes compute-sanitizer run bench fuzz \
         deps format clean bits options test-programs all-test-programs exercise grade solutions \
-        prove course slides $(CHAPTERS)
+        clinic prove course slides $(CHAPTERS)
 LONGEST_FIRST := 09_5d_parallel $(CHAPTERS)
 all: $(LONGEST_FIRST) compile_commands.json  ## build all chapters of the chosen backend
 
@@ -316,13 +316,18 @@ export CLASSROOM = {"cxx": "$(CXX)", "flags": "$(filter-out -I%,$(CPPFLAGS)) $(C
 GRADER := python3 classroom/grade.py
 exercise:  ## write exercise EX=02.1 into exercises/, or list all exercises
 	@+$(call on_cpu,$(GRADER) exercise $(EX))
-grade:  ## grade exercise EX=02.1, all of yours, or all students' (SUBMISSIONS=dir)
-	@+$(call on_cpu,$(GRADER) $(if $(SUBMISSIONS),submissions $(SUBMISSIONS),grade $(EX)) \
+grade:  ## grade exercise EX=02.1, CASE=3, all of yours, or all students' (SUBMISSIONS=dir)
+	@+$(call on_cpu,$(GRADER) $(if $(SUBMISSIONS),submissions $(SUBMISSIONS),grade \
+	    $(or $(EX),$(if $(CASE),clinic.$(CASE)))) \
 	    $(if $(HTML),--html $(HTML)))
-solutions:  ## for teachers: print the solutions, or that of EX=02.1
-	@$(GRADER) solutions $(EX)
+clinic:  ## run sick training CASE=3 into clinic/3/, or list all cases
+	@+$(call on_cpu,python3 classroom/clinic.py run $(CASE))
+solutions:  ## for teachers: print the solutions, or that of EX=02.1, or of CASE=3 of the clinic
+	@$(if $(CASE),,$(GRADER) solutions $(EX))
+	@$(if $(EX),,python3 classroom/clinic.py solution $(CASE))
 prove:  ## prove the grader: solutions get all points, wrong ones do not
-	@+$(call on_cpu,$(GRADER) prove ONLY=$(ONLY) SHARE=$(SHARE))
+	@+$(call on_cpu,$(if $(filter clinic,$(ONLY)),python3 classroom/clinic.py prove $(CASE),\
+	    $(GRADER) prove ONLY=$(ONLY) SHARE=$(SHARE)))
 on_cpu = $(if $(filter cpu,$(BACKEND)),$(1),$(MAKE) -s BACKEND=cpu $@)
 
 course: $(PROGRAMS)  ## a site of all pages, slides, some reports: build/course/index.html

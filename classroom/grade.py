@@ -3,7 +3,8 @@
 
     grade.py list                       all exercises
     grade.py exercise ID                writes exercises/ID: the file with a part missing, README.md
-    grade.py grade [ID]                 grades it, or all that are in exercises/ into grades.json
+    grade.py grade [ID]                 grades it, or all that are in exercises/ and the clinic
+                                        into grades.json; ID clinic.3: case 3 of the clinic
     grade.py submissions FOLDER         grades FOLDER/STUDENT/ID/FILE of all students: table and CSV
     ... --html PAGE                     either one writes a page for a browser, too (report.py)
     grade.py solutions [ID]             prints the solutions, of an exercise or a chapter
@@ -20,6 +21,7 @@ import time
 
 import build
 import checks
+import clinic_answers
 import describe
 import report
 import submissions
@@ -104,8 +106,8 @@ def read_file(file):
 def print_result(result):
     print(f"\n{result['exercise']}  {result['title']}")
     if result["lines"]:
-        columns = (("you said", "measured", "") if result["kind"] == "predict"
-                   else ("predicted", "yours", "reference"))
+        columns = {"predict": ("you said", "measured", ""), "clinic": ("", "you said", "")}.get(
+            result["kind"], ("predicted", "yours", "reference"))
         print("  {:<50} {:>11} {:>11} {:>10} points".format("", *columns))
     said = []
     for line in result["lines"]:
@@ -206,11 +208,15 @@ def readme(e, result):
 
 
 def grade(settings, wanted, page):
-    folders = [EXERCISES / wanted] if wanted else sorted(
+    of_clinic = wanted.startswith("clinic.")
+    folders = [] if of_clinic else [EXERCISES / wanted] if wanted else sorted(
         p for p in EXERCISES.glob("*") if (describe.DESCRIPTIONS / f"{p.name}.toml").exists())
-    if not folders:
+    results = clinic_answers.all_graded(wanted.removeprefix("clinic.")) \
+        if of_clinic or not wanted else []
+    for result in results:
+        print_result(result)
+    if not folders and not results:
         raise Wrong("there is nothing in exercises/; begin with make exercise EX=01.1")
-    results = []
     for folder in folders:
         e = describe.exercise(folder.name)
         file = folder / e.name
@@ -232,7 +238,7 @@ def sources_hash():
     total = hashlib.sha256()
     for folder in ["classroom", "common", "tests", *sorted(p.name for p in ROOT.glob("0*_*"))]:
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".py", ".toml"):
+            if path.suffix in (".h", ".cpp", ".cu", ".cuh", ".py", ".toml", ".case"):
                 total.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
 

@@ -11,7 +11,8 @@ function tiles(entries) {
 
 // ---- an exercise --------------------------------------------------------------------------------
 function checks(grade) {
-    const names = grade.kind === "predict" ? ["you said", "measured", ""]
+    const names = grade.kind === "clinic" ? ["", "you said", ""]
+        : grade.kind === "predict" ? ["you said", "measured", ""]
         : ["predicted", "yours", "reference"];
     const cell = (text) => h("td", {}, text);
     return h("div", {class: "scroll"}, h("table", {}, h("thead", {}, h("tr", {},

@@ -195,6 +195,6 @@ def read_json(path):
             found["summary"] = row["summary"]
         elif "row" in row:
             found["rows"].append(row["row"])
-        else:
+        elif "step" in row:
             found["steps"].append(row)
     return found

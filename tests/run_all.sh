@@ -153,6 +153,7 @@ if [ "$tests" != 'Long*' ]; then
     suite "sweeps that survive what their runs do" ended Sweep
     suite "what make deps finds and installs" ended Deps
     suite "the grader's words" as_test GradersWords python3 tests/classroom_test.py
+    suite "the clinic's words" as_test ClinicsWords python3 tests/clinic_test.py
 fi
 if [ "$backend" = cpu ] && [ "$tests" != 'Long*' ]; then
     suite "the committed bits" as_test Bits make -s --no-print-directory BACKEND=cpu bits
@@ -164,6 +165,7 @@ if [ "$backend" = cpu ]; then
         SHARE=$([ -n "$all" ] && echo today/30 || echo quick)
 fi
 if [ "$backend" = cpu ] && [ -n "$all" ]; then
+    suite "the clinic's cases" make -s --no-print-directory BACKEND=cpu prove ONLY=clinic
     suite "CUDA kernels, executed on the CPU" in_shards build/simt/simt_test
     if [ -x build/cpu-openmpi/comm_test ]; then
         suite "communication, 4 ranks, Open MPI" \

@@ -196,6 +196,12 @@ int64_t DataLoader::counted_targets(int64_t first_sample, int64_t count) const {
     return counted;
 }
 
+std::vector<int64_t> DataLoader::rows(int64_t first_sample, int64_t count) const {
+    std::vector<int64_t> rows;
+    for (int64_t k = first_sample; k < first_sample + count; ++k) rows.push_back(shuffled(k));
+    return rows;
+}
+
 Batch to_device(const HostBatch& host) {
     auto device = [&](const std::vector<int32_t>& values) {
         if (values.empty()) return Tensor();

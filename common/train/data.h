@@ -83,6 +83,8 @@ public:
     // The number of targets over which a step's loss is the mean: it equals
     // batch(...).counted_targets.
     int64_t counted_targets(int64_t first_sample, int64_t count) const;
+    // The file's rows, of options.seq tokens each, that these samples are.
+    std::vector<int64_t> rows(int64_t first_sample, int64_t count) const;
 
 private:
     int64_t length_of(int64_t sample) const;  // of the sequences into which it is cut

@@ -46,6 +46,15 @@ Run::Run(std::string chapter, const Options& options, const StepShape& shape,
         validation_.emplace(options, shape.config.vocab, data_options(options, shape.seq));
 }
 
+// How many lower ranks take the same samples. Ranks with the same place do the same, in other
+// replicas of the model; if there is one replica, its ranks are compared with each other.
+static int64_t place_in_replica(int64_t replica, int64_t replicas) {
+    if (replicas == 1) return 0;
+    const Communicator& world = Communicator::world();
+    const std::vector<std::string> all = world.gather_strings(std::to_string(replica));
+    return std::count(all.begin(), all.begin() + world.rank(), std::to_string(replica));
+}
+
 void Run::start(TrainingSetup what) {
     what_ = std::move(what);
     state_.options = options_.training_texts;
@@ -56,6 +65,9 @@ void Run::start(TrainingSetup what) {
     first_step_ = state_.step, next_sample_ = state_.next_sample;
     report_.emplace(chapter_, options_, shape_, options_.steps);
     const Communicator& world = Communicator::world();
+    report_->group_of_times(place_in_replica(slice_.replica, slice_.count));
+    if (options_.checksums)
+        checksums_.emplace(*report_, slice_.replica, slice_.mean != MeanOver::own_samples);
     const bool ranks_share_a_model = what_.layout.size() > 1 || slice_.count < world.size();
     report_->configuration(sequences_of_(first_step_),
                            describe_data(options_, file_, loader_, state_),
@@ -80,6 +92,7 @@ void Run::start(TrainingSetup what) {
     }
     what_.updater->on_gradient = [this] {
         Updater& updater = *what_.updater;
+        if (checksums_) checksums_->gradients(updater.gradients());
         // --verify compares the first gradient that has not overflowed.
         if (verifier_ && !gradient_seen_ && !updater.overflowed()) {
             gradient_seen_ = true;
@@ -138,6 +151,7 @@ Step* Run::next() {
     step.first = begun_ == 0;
     step.learning_rate = learning_rate_of(options_, first_step_, index);
     step.watch = what_.watch;
+    if (checksums_) take_checksums(step);
     step.norm_votes = &what_.updater->votes();
     // A slow step is no hang: neither the first one, nor one three times as long as an earlier one.
     const double hang = options_.hang_seconds;
@@ -150,6 +164,14 @@ Step* Run::next() {
     explain_enable(options_.explain && step.first && Communicator::world().rank() == 0);
     explain("gradients begin anew");
     return &step;
+}
+
+void Run::take_checksums(Step& step) {
+    checksums_->begin_step(step.number);
+    step.watch_first = {&*checksums_};
+    step.on_batch = [this](int64_t m, int64_t first, const HostBatch& batch) {
+        checksums_->batch(m, batch, loader_.rows(first, slice_.micro_batch));
+    };
 }
 
 void Run::end_step(const Begun& begun, double loss, double squared_norm) {
@@ -174,6 +196,7 @@ void Run::end_step(const Begun& begun, double loss, double squared_norm) {
         not_finite_ = not_finite({{"validation loss", *record.val_loss}});
     }
     report_->step(record);
+    if (checksums_) checksums_->end_step(state_.step, values());
     ++done_;
     asked_ = asked_ || step.stops();
     stops_ = asked_ && (!what_.may_stop || what_.may_stop(done_));
@@ -249,6 +272,7 @@ bool Run::finish(const std::function<bool(Report&)>& sections) {
     if (options_.sample > 0) print_sample(what_.next_token, options_, shape_.seq);
     saves_->wait();
     saves_->report_times(*report_);
+    if (checksums_) checksums_->finish();
     if (!saves_->at_end(state_.step)) not_finite_ = "weights";
     stop_unless_finite();
     report_->finish();

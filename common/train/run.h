@@ -11,6 +11,7 @@
 // All ranks make all calls.
 #pragma once
 
+#include "lab/report/checksums.h"
 #include "lab/report/report.h"
 #include "lab/verify/verify.h"
 #include "sampling.h"
@@ -108,6 +109,7 @@ private:
     void stop_unless_finite();
     void stop_if_asked();
     void allow_longer_waits() const;
+    void take_checksums(Step& step);
     void end_step(const Begun& begun, double loss, double squared_norm);
 
     std::string chapter_;
@@ -127,6 +129,7 @@ private:
     double finished_at_ = 0;              // when the last finished step ended, in seconds
     TrainingSetup what_;
     std::optional<Report> report_;
+    std::optional<Checksums> checksums_;
     std::optional<CheckpointSave> copies_;  // --save-async
     std::optional<Saves> saves_;
     std::optional<Verifier> verifier_;

@@ -40,6 +40,7 @@ Step::Step(const DataLoader& loader, const DataSlice& slice, int64_t number, int
 void Step::call_hooks(std::initializer_list<Hooks*> hooks) {
     hooks_ = {};
     if (explain_enabled()) hooks_.add(&explain_);
+    for (Hooks* one : watch_first) hooks_.add(one);
     for (Hooks* one : hooks) hooks_.add(one);
     for (Hooks* one : watch) hooks_.add(one);
 }
@@ -50,7 +51,10 @@ Step::MicroBatches Step::micro_batches(std::initializer_list<Hooks*> hooks) {
 }
 
 Context Step::micro_batch(int64_t m) {
-    const HostBatch whole = loader_.batch(first_sample_of(m), slice_.micro_batch);
+    const int64_t first = first_sample_of(m);
+    const HostBatch whole =
+        phase("read data", [&] { return loader_.batch(first, slice_.micro_batch); });
+    if (on_batch) on_batch(m, first, whole);
     const int64_t own = std::max<int64_t>(whole.counted_targets, 1) * accumulated;
     const int64_t mean_over = slice_.mean == MeanOver::micro_batch ? own : counted_;
     return {.batch = to_device(slice_.part ? slice_.part(whole) : whole),

@@ -77,7 +77,7 @@ public:
     const Tensor loss;      // (1) its first number, to which this rank's micro-batches add
 
     // The micro-batches, one after the other. The technique's hooks are called in this order,
-    // followed by those of the laboratory (watch); nullptr: no hook.
+    // between those of the laboratory (watch_first, watch); nullptr: no hook.
     struct MicroBatches;
     MicroBatches micro_batches(std::initializer_list<Hooks*> hooks = {});
     // For a schedule with several micro-batches in flight: sets the same hooks, and returns
@@ -99,7 +99,10 @@ public:
     const std::string& not_finite() const { return not_finite_; }
     bool stops() const { return stops_; }  // a rank was asked to stop; all ranks see it alike
 
-    std::vector<Hooks*> watch = {};  // the laboratory's hooks, which change no number
+    // The laboratory's hooks, which change no number; `watch_first` come before the technique's.
+    std::vector<Hooks*> watch = {}, watch_first = {};
+    // Called with each micro-batch that this rank reads, of the run's samples from `first` on.
+    std::function<void(int64_t m, int64_t first, const HostBatch&)> on_batch = {};
     std::function<void(double loss, double squared_norm)> on_finish = {};
     const Tensor* norm_votes = nullptr;  // Updater::votes()
 

@@ -203,6 +203,8 @@ TEST(DataLoader, ShuffleVisitsEverySampleOnceAPassInAnotherOrderEachPass) {
     EXPECT_EQ(std::set<int32_t>(second.begin(), second.end()).size(), 100u);
     EXPECT_NE(first, second);
     EXPECT_EQ(loader.batch(37, 1).tokens[0], first[37]);  // in whichever batch
+    // Here a row is its only token.
+    EXPECT_EQ(loader.rows(99, 2), (std::vector<int64_t>{first[99], second[0]}));
     EXPECT_NE(DataLoader(file, {.seq = 1, .shuffle_seed = 6}).batch(0, 100).tokens, first);
 }
 

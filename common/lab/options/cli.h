@@ -37,7 +37,7 @@ struct Options {
     double inter_gbps = 0;  // between simulated nodes, Gbit/s; 0: nodes are not simulated
     std::optional<bool> verify;  // no value: on for models under 5 M parameters
     bool estimate = false;       // predict only
-    bool explain = false, profile = false, full_report = false;
+    bool explain = false, profile = false, full_report = false, checksums = false;
     int64_t log_every = 1;  // steps
     int64_t sample = 0;     // tokens to generate at the end
     double temperature = 0.8;
@@ -72,8 +72,8 @@ struct Options {
 // The shared options for the training's output besides its report, and for its end. Modes that do
 // not train (--compare, --demo, --estimate) exclude them.
 inline const std::vector<std::string> training_outputs{
-    "--save",      "--trace",  "--val-data",   "--sample", "--explain",     "--profile",
-    "--log-every", "--report", "--until-step", "--resume", "--hang-seconds"};
+    "--save",      "--trace",  "--val-data",   "--sample", "--explain",      "--profile",
+    "--log-every", "--report", "--until-step", "--resume", "--hang-seconds", "--checksums"};
 // The options that decide how a run proceeds, not what a rank holds and sends in a step.
 inline const std::vector<std::string> training_course{
     "--save-every",   "--save-async", "--val-every",   "--prompt",      "--temperature", "--data",

@@ -133,7 +133,11 @@ void add_shared_options(OptionList& options, Options& o) {
         .show_default();
     options.flag("--explain", o.explain,
                  "Print the events of one step in the order in which they happen");
-    options.flag("--profile", o.profile, "Print the most expensive operations");
+    options.flag("--profile", o.profile,
+                 "Print the most expensive operations, and which rank is slowest in which phase");
+    options.flag("--checksums", o.checksums,
+                 "Take checksums of each rank's data, gradients and weights in each step, and "
+                 "compare copies");
     options.choice("--report", o.full_report, {{"short", false}, {"full", true}},
                    "At the end print the results only (short), or also the formulas, tables and "
                    "charts that explain them (full)");

@@ -7,7 +7,7 @@ const steps = lines.filter((line) => "step" in line);
 const rows = lines.filter((line) => "row" in line).map((line) => line.row);
 const summary = (lines.find((line) => "summary" in line) || {summary: {}}).summary;
 const known = ["configuration", "verify", "memory", "memory_by_rank", "communication",
-    "communication_by_group", "speed"];
+    "communication_by_group", "speed", "times_by_rank", "checksums"];
 
 function section(title, ...children) { return h("section", {}, h("h2", {}, title), ...children); }
 
@@ -146,6 +146,23 @@ function tableOfRows(group) {
     return h("div", {}, title ? h("h3", {}, title) : null, table(shown));
 }
 
+function timesByRank() {
+    const ranks = summary.times_by_rank || [];
+    const phases = [...new Set(ranks.flatMap((rank) => Object.keys(rank)))];
+    return phases.length ? section("Milliseconds a step, by rank", table(phases.map((phase) =>
+        Object.fromEntries([["phase", phase], ...ranks.slice(0, 16).map((rank, i) =>
+            [`rank ${i}_ms`, rank[phase]?.ms])])))) : null;
+}
+
+function checksums() {
+    const of = summary.checksums;
+    const first = (kind) => kind.first
+        ? `step ${kind.first.step}, ${kind.first.name}: ranks ${kind.first.ranks.join(", ")}` : "";
+    return of ? section("Checksums of copies", table(["data", "gradients", "weights"].map((name) =>
+        ({copies: name, compared: of[name].compared, different: of[name].different,
+            "first different": first(of[name])})))) : null;
+}
+
 function others() {
     const names = Object.keys(summary).filter((name) => !known.includes(name));
     const scalars = names.filter((name) => typeof summary[name] !== "object");
@@ -163,5 +180,5 @@ function pictures() {
 }
 
 document.getElementById("page").append(...[header(), verify(), memory(),
-    timeline(data.timeline || []), communication(), loss(), tables(), pictures(), others(),
-    configuration()].filter(Boolean));
+    timeline(data.timeline || []), communication(), timesByRank(), checksums(), loss(), tables(),
+    pictures(), others(), configuration()].filter(Boolean));

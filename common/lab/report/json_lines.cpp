@@ -15,8 +15,8 @@ JsonLines::~JsonLines() {
     if (descriptor_ >= 0) close(descriptor_);
 }
 
-void JsonLines::write(const std::string& object) {
-    if (keep_) kept_ += object + "\n";
+void JsonLines::write(const std::string& object, bool on_page) {
+    if (keep_ && on_page) kept_ += object + "\n";
     if (path_.empty() || Communicator::world().rank() != 0) return;
     if (descriptor_ < 0)
         descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

@@ -23,8 +23,9 @@ public:
     explicit JsonLines(std::string path, bool keep = false) : path_(std::move(path)), keep_(keep) {}
     JsonLines(const JsonLines&) = delete;
     ~JsonLines();
-    // Throws UserError if the file cannot be written. `object` is a JSON object without newlines.
-    void write(const std::string& object);
+    // Throws UserError if the file cannot be written. `object` is a JSON object without newlines;
+    // on_page: whether it is among what is kept.
+    void write(const std::string& object, bool on_page = true);
     const std::string& kept() const { return kept_; }
 
 private:

@@ -13,6 +13,7 @@
 #include "lab/page/page.h"
 #include "lab/page/trace_file.h"
 #include "median_seconds.h"
+#include "rank_times.h"
 #include "report_tables.h"
 
 namespace ultrascale {
@@ -25,6 +26,8 @@ struct Report::Impl {
     JsonLines json{options.json, !options.html.empty()};
     Json summary = Json::object();
     std::vector<StepRecord> records;
+    std::vector<RankStep> rank_steps;
+    int64_t group_of_times = 0;
     double first_step_end = 0;
     int64_t timed_from = 0;  // the steps before it are warm-up, with this communication
     CommunicationCounts in_warmup{};
@@ -140,6 +143,7 @@ void Report::technique(const std::string& label, const std::string& words,
 void Report::step(const StepRecord& r) {
     Impl& self = *impl_;
     self.records.push_back(r);
+    self.rank_steps.push_back({r.step, now_seconds(), total(memory_now())});
     if (self.records.size() == 1) self.first_step_end = now_seconds();
     const int64_t warm = Impl::warmup(self.total_steps), number = int64_t(self.records.size());
     if (number == warm) self.record_for_page(true);
@@ -295,6 +299,12 @@ void Report::text(const std::string& section, const std::string& key, const std:
     impl_->summary[section][key] = words;
 }
 
+void Report::group_of_times(int64_t group) { impl_->group_of_times = group; }
+void Report::line(const std::string& object) { impl_->json.write(object, false); }
+void Report::section(const std::string& name, const std::string& object) {
+    impl_->summary[name] = Json::parse(object);
+}
+
 void Report::row(const JsonFields& fields) {
     impl_->json.write(Json{{"row", json_of(fields)}}.dump());
 }
@@ -310,6 +320,13 @@ void Report::finish() {
         print(fmt::format("\nmost expensive operations{}", several ? " after the first step" : ""));
         print(profile_table(several ? self.first_step_end : 0,
                             double(self.records.size()) - (several ? 1 : 0)));
+    }
+    if ((self.options.profile || !self.options.trace.empty()) && !self.records.empty()) {
+        const int64_t warm = Impl::warmup(int64_t(self.records.size()));
+        const RankTimes times = rank_times(self.rank_steps, warm, self.group_of_times);
+        for (const Json& line : times.lines) self.json.write(Json{{"by_rank", line}}.dump(), false);
+        self.summary["times_by_rank"] = times.by_rank;
+        if (self.options.profile && times.by_rank.size() > 1) print_rank_times(times.by_rank);
     }
     if (!self.options.trace.empty()) {
         trace_write(self.options.trace);

@@ -72,6 +72,12 @@ public:
     // for the rank that has the least memory left, and whether it fits. `advice`: the options that
     // would need less.
     void estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice);
+    // Ranks that give the same number do the same, so that their times can be compared (--profile,
+    // --trace); by default all do.
+    void group_of_times(int64_t group);
+    // Writes a line of --json that is not on the page; adds a JSON object to the summary.
+    void line(const std::string& object);
+    void section(const std::string& name, const std::string& object);
     // Adds a chapter's own value to the JSON summary: {"summary": {section: {key: value}}}.
     void value(const std::string& section, const std::string& key, double number);
     void text(const std::string& section, const std::string& key, const std::string& words);
