@@ -165,7 +165,9 @@ if [ "$backend" = cpu ]; then
         SHARE=$([ -n "$all" ] && echo today/30 || echo quick)
 fi
 if [ "$backend" = cpu ] && [ -n "$all" ]; then
-    suite "the clinic's cases" make -s --no-print-directory BACKEND=cpu prove ONLY=clinic
+    # One of its ten cases a day.
+    suite "a case of the clinic" make -s --no-print-directory BACKEND=cpu prove ONLY=clinic \
+        CASE=$((10#$(date +%j) % 10 + 1))
     suite "CUDA kernels, executed on the CPU" in_shards build/simt/simt_test
     if [ -x build/cpu-openmpi/comm_test ]; then
         suite "communication, 4 ranks, Open MPI" \
