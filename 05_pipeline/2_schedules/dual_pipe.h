@@ -1,9 +1,10 @@
 // DualPipe: two copies of the model, whose micro-batches enter at opposite ends of the pipeline and
 // meet in the middle. Most of the time a rank has a forward of one copy and a backward of the other
 // to do, and runs them together: one computes while the other's rows travel to experts (in 09,
-// --ep-overlap batches). Without experts there is nothing to hide, and programs run one after the
-// other. The formula below and --simulate count the pair as one action of length F&B = F + D; apart,
-// the first one's message leaves earlier, and the ranks wait less: for 1 F at p = 4, not 2.
+// --ep-overlap batches). Without experts there is nothing to hide, and the two run one after the
+// other. The formula below and --simulate count the pair as one action of length F&B = F + D (D: a
+// whole backward, W: its part for the weights); apart, the first one's message leaves earlier, so
+// that at p = 4 the ranks wait for 1 F instead of 2.
 //
 //     rank 0   stage 0 of copy a, stage 3 of copy b       half of the micro-batches enter here
 //     rank 1   stage 1            stage 2

@@ -1,11 +1,11 @@
-// How long a forward and a backward take that run together (train/interleave.h). Each is a list of
-// turns: it computes, and what it then sends must arrive before its next turn. A device computes one
-// turn at a time, and its network carries one transfer after the other:
+// How long a forward and a backward take that run together (train/interleave.h). Each consists of
+// turns: it computes, and then sends something that must arrive before its own next turn. A device
+// computes one turn at a time, and its network carries one transfer after the other:
 //
 //     compute  [ b0 ][ f0 ][ b1 ][ f1 ][ b2 ][ f2 ]       b: backward, which begins
-//     network        [ ~b0 ][~f0][ ~b1 ][~f1]             ~b0: sent by b0; b1 needs it
+//     network        [~b0 ][~f0 ][~b1 ][~f1 ]             ~b0: sent by b0; b1 needs it
 //
-// Nothing waits if each transfer is shorter than the other's turn that follows it.
+// Nothing waits if each transfer is no longer than the other pass's turn above it.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +22,7 @@ struct PassTurns {
         return sum;
     }
 };
+// Of a stage's two passes.
 struct StageTurns {
     PassTurns forward, backward;
 };
