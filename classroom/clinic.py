@@ -63,9 +63,15 @@ class Case:
                      *(f"{public['args']} {more}" for more in (TIMES, CHECKSUMS))]
         self.minutes, self.healthy = public["minutes"], public["healthy"]
         self.id, self.folder = f"clinic {number}", CLINIC / str(number)
+        self.public = public
 
     def sealed(self):
         return tomllib.loads(opened(self.number))
+
+    def version(self):
+        """A short text that is another one when the case's words, runs or program have changed."""
+        text = json.dumps([self.public, self.sealed()["patch"]])
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def command(self, args, program=None, mpirun=("mpirun",)):
         program = program or f"build/cpu/{self.chapter}"
@@ -136,11 +142,13 @@ def sick_program(settings, one):
 
 def run(settings, one):
     program = sick_program(settings, one)
-    answer = one.folder / "answer.toml"
-    said = answer.read_text(encoding="utf-8") if answer.exists() else clinic_answers.form(one)
+    said, old = clinic_answers.kept(one)
     shutil.rmtree(one.folder, ignore_errors=True)
     one.folder.mkdir(parents=True)
-    answer.write_text(said, encoding="utf-8")
+    (one.folder / "answer.toml").write_text(said, encoding="utf-8")
+    if old:
+        (one.folder / "old-answer.toml").write_text(old, encoding="utf-8")
+        print("the case has changed since you answered: what you wrote is in old-answer.toml")
     begin = time.monotonic()
     print(f"running it in {one.folder.relative_to(ROOT)}/ ...", flush=True)
     for args in one.runs:

@@ -15,21 +15,35 @@ POINTS = {"rank": 2, "step": 2, "cause": 3, "figure": 3}
 
 def form(one):
     return "\n".join([
-        f"# Case {one.number}: {one.title}", "",
-        '# The sick rank, a number in quotes; or "all", if no rank differs from the others in it.',
+        f"# Case {one.number}: {one.title}", f"# Version {one.version()}", "",
+        '# The sick rank, a number in quotes; or "all", if every rank has it alike (also in a run',
+        "# of one rank).",
         'rank = ""', "",
         "# The first step in which it shows: 1, if it is so from the beginning.",
         "step = 0", "",
         "# The cause: one of",
         *(f"#   {name:<18} {words}" for name, words in clinic.causes().items()),
         'cause = ""', "",
-        "# The figure that shows it: a JSON file, the kind of its line, what selects the line, and",
-        "# the way within it; and the number or text that stands there. (Ranks in the summary's",
-        "# lists count from 0.) For example:",
+        "# The figure that shows it: a JSON file, the kind of its line, the fields that select the",
+        "# line, and the way within it; and what stands there, of which three digits are enough.",
+        "# It must show the cause, not only its effect on the loss or the norm. (Ranks in the",
+        "# summary's lists count from 0.) For example:",
         '#   figure = ["run.json", "step", "step=7", "loss"]',
         '#   figure = ["run.json", "summary", "times_by_rank", "0", "forward", "ms"]',
         '#   figure = ["run.json", "by_rank", "step=7", "rank=0", "ms", "forward"]',
+        '#   figure = ["checksums.json", "checksums", "step=7", "rank=1", "data", "0", "rows"]',
+        '#   figure = ["checksums.json", "checksums", "step=7", "rank=1", "own_gradients",',
+        '#             "lm_head.weight", "norm"]',
         "figure = []", "value = 0", ""])
+
+
+def kept(one):
+    """The text for answer.toml, and an answer to another version of the case, or ""."""
+    blank, path = form(one), one.folder / "answer.toml"
+    if not is_answered(one):
+        return blank, ""
+    said = path.read_text(encoding="utf-8")
+    return (said, "") if f"# Version {one.version()}\n" in said else (blank, said)
 
 
 def found_at(one, figure):
@@ -40,8 +54,8 @@ def found_at(one, figure):
     path = one.folder / figure[0]
     if pathlib.Path(figure[0]).name != figure[0] or not path.exists() or path.suffixes != [".json"]:
         raise Wrong(f"figure: {figure[0]} is not a JSON file of this case")
-    choose = [word.split("=", 1) for word in figure[2:] if re.fullmatch(r"(step|rank)=\d+", word)]
-    way = [word for word in figure[2:] if not re.fullmatch(r"(step|rank)=\d+", word)]
+    choose = [word.split("=", 1) for word in figure[2:] if "=" in word]
+    way = [word for word in figure[2:] if "=" not in word]
     lines = [line for line in clinic.lines_of(path, figure[1])
              if all(str(line.get(key)) == value for key, value in choose)]
     if len(lines) != 1:
@@ -101,7 +115,7 @@ def graded(one):
         right, why = is_right(one, part, said, sealed)
         hint = "" if right else why or f"{part}: {sealed['hints'][part]}"
         yours = said["value"] if part == "figure" else said[part]
-        result["lines"].append({"what": part, "predicted": "", "yours": str(yours)[:11],
+        result["lines"].append({"what": part, "predicted": "", "yours": str(yours)[:20],
                                 "reference": "", "ok": right, "said": hint,
                                 "points": points if right else 0, "of": points})
         result["points"] += points if right else 0

@@ -108,17 +108,19 @@ def print_result(result):
     if result["lines"]:
         columns = {"predict": ("you said", "measured", ""), "clinic": ("", "you said", "")}.get(
             result["kind"], ("predicted", "yours", "reference"))
-        print("  {:<50} {:>11} {:>11} {:>10} points".format("", *columns))
+        first, second = (2, 20) if result["kind"] == "clinic" else (11, 11)
+        print(f"  {'':<50} {columns[0]:>{first}} {columns[1]:>{second}} {columns[2]:>10} points")
     said = []
     for line in result["lines"]:
         points = f"{line['points']}/{line['of']}" if "of" in line else ""
-        print(f"  {line['what']:<50} {line['predicted']:>11} {line['yours']:>11} "
+        print(f"  {line['what']:<50} {line['predicted']:>{first}} {line['yours']:>{second}} "
               f"{line['reference']:>10} {points:>5}".rstrip() + ("" if line["ok"] else "  WRONG"))
         if line["said"] and line["said"] not in said:
             said.append(line["said"])
     for words in said + result["said"]:
         print("  " + "\n  ".join(wrapped(words)))
-    print(f"  {result['points']} of {result['of']} points, {result['seconds']:.0f} s"
+    print(f"  {result['points']} of {result['of']} points"
+          + (f", {result['seconds']:.0f} s" if result["kind"] != "clinic" else "")
           + (": solved" if result["solved"] else ""))
 
 

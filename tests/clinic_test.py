@@ -60,6 +60,8 @@ class Judging(unittest.TestCase):
         lines = [{"step": 1, "loss": 5.5}, {"step": 2, "loss": 4.5},
                  {"by_rank": {"step": 1, "rank": 1, "ms": {"read data": 7}}},
                  {"summary": {"times_by_rank": [{"forward": {"ms": 2.5}}]}}]
+        lines += [{"row": {"table": "in_flight", "rank": rank, "micro_batches": 4.0 - rank}}
+                  for rank in (0, 1)] + [{"row": {"table": "other", "rank": 1}}]
         (self.one.folder / "run.json").write_text("\n".join(map(json.dumps, lines)))
 
     def tearDown(self):
@@ -69,7 +71,8 @@ class Judging(unittest.TestCase):
         for figure, value in [
                 (["run.json", "step", "step=2", "loss"], 4.5),
                 (["run.json", "by_rank", "step=1", "rank=1", "ms", "read data"], 7),
-                (["run.json", "summary", "times_by_rank", "0", "forward", "ms"], 2.5)]:
+                (["run.json", "summary", "times_by_rank", "0", "forward", "ms"], 2.5),
+                (["run.json", "row", "table=in_flight", "rank=1", "micro_batches"], 3)]:
             self.assertEqual(clinic_answers.found_at(self.one, figure), value)
 
     def test_a_figure_that_is_not_there(self):
@@ -94,6 +97,16 @@ class Judging(unittest.TestCase):
             result = clinic_answers.graded(self.one)
             self.assertEqual(result["points"], 0, text)
             self.assertTrue(all(line["said"] for line in result["lines"]))
+
+    def test_answers_are_kept_until_the_case_changes(self):
+        blank = clinic_answers.form(self.one)
+        path = self.one.folder / "answer.toml"
+        self.assertEqual(clinic_answers.kept(self.one), (blank, ""))
+        path.write_text(blank.replace('rank = ""', 'rank = "3"'))
+        self.assertEqual(clinic_answers.kept(self.one), (path.read_text(), ""))
+        self.one.public = self.one.public | {"words": "Something else is said."}
+        self.assertEqual(clinic_answers.kept(self.one),
+                         (clinic_answers.form(self.one), path.read_text()))
 
     def test_a_form_that_nobody_has_filled_in(self):
         (self.one.folder / "answer.toml").write_text(clinic_answers.form(self.one))

@@ -51,6 +51,18 @@ TEST(Report, WhatIsOffOnOneRankFailsOnAll) {
     }
 }
 
+TEST(Report, ALargeNormIsPrintedWithAnExponent) {
+    for (const auto& [norm, words] :
+         {std::pair(2.2e33, "norm 2.2e+33  lr"), std::pair(999999.5, "norm 999999.500  lr")}) {
+        testing::internal::CaptureStdout();
+        Report report("test", Options{}, StepShape{}, 1);
+        report.step({.step = 1, .loss = 1, .grad_norm = norm, .lr = 1, .seconds = 1, .tokens = 1});
+        const std::string printed = testing::internal::GetCapturedStdout();
+        if (Communicator::world().rank() != 0) continue;
+        EXPECT_NE(printed.find(words), std::string::npos) << printed;
+    }
+}
+
 nlohmann::json summary_of(const std::string& file) {
     std::ifstream in(file);
     std::string line, last;

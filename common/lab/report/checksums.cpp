@@ -76,7 +76,7 @@ struct Checksums::Impl {
         Json place = {};
     };
     std::map<std::string, Kind> kinds = {};
-    int64_t rows = 0, different_rows = 0;  // that a step reads, over the steps
+    int64_t rows = 0, distinct_rows = 0;  // that a step reads, over the steps
 
     Json& newest() { return steps.rbegin()->second; }
     void compare(const std::string& kind, int64_t step, const std::vector<Json>& of_ranks);
@@ -131,12 +131,12 @@ void Checksums::end_step(int64_t step, const std::vector<TensorPart>& weights) {
             for (const int64_t row : batch["rows"]) read.insert(row);
         }
     }
-    std::set<int64_t> different;
+    std::set<int64_t> distinct;
     for (const auto& [replica, read] : rows) {
         self.rows += int64_t(read.size());
-        different.insert(read.begin(), read.end());
+        distinct.insert(read.begin(), read.end());
     }
-    self.different_rows += int64_t(different.size());
+    self.distinct_rows += int64_t(distinct.size());
     self.compare("data", step, data);
     if (!self.alike) return;
     self.compare("gradients", step, of_ranks);
@@ -186,14 +186,18 @@ void Checksums::finish() {
     Json section = Json::object();
     for (const char* kind : {"data", "gradients", "weights"}) {
         const Impl::Kind& sum = self.kinds[kind];
-        print(fmt::format("  {:<25} {:>10} {:>10}", kind, sum.compared, sum.different));
+        const std::string shown = kind == std::string("gradients") ? "gradients, summed" : kind;
+        if (sum.compared == 0)
+            print(fmt::format("  {:<25} {:>10} {:>10}", shown, "-", "-"));
+        else
+            print(fmt::format("  {:<25} {:>10} {:>10}", shown, sum.compared, sum.different));
         if (sum.different > 0) print("    first: " + sum.first);
         section[kind] = {{"compared", sum.compared}, {"different", sum.different}};
         if (sum.different > 0) section[kind]["first"] = sum.place;
     }
     print(fmt::format("  the replicas have read {}; {} if a row counts once a step",
-                      format_count(self.rows, "row"), self.different_rows));
-    section["rows"] = {{"read", self.rows}, {"different", self.different_rows}};
+                      format_count(self.rows, "row"), self.distinct_rows));
+    section["rows"] = {{"read", self.rows}, {"distinct", self.distinct_rows}};
     self.report.section("checksums", section.dump());
 }
 

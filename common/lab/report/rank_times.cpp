@@ -78,13 +78,15 @@ void print_rank_times(const Json& by_rank) {
             const auto [at, is_new] = worst.try_emplace(phase, above, rank);
             if (above > at->second.first) at->second = {above, rank};
         }
-    print("\nms a step                  median of a group   on the slowest rank");
+    print("\nms a step                  median of a group   most on a rank");
     for (const auto& [phase, found] : worst) {
         const Json& value = by_rank[found.second][phase];
-        print(fmt::format("  {:<24} {:>17.2f} {:>14.2f}   rank {}", phase,
+        print(fmt::format("  {:<24} {:>17.2f} {:>16.2f}   rank {}", phase,
                           value["group_ms"].get<double>(), value["ms"].get<double>(),
                           found.second));
     }
+    print(
+        "  (a rank whose operations hold up others has the most of them, and the least idle time)");
 }
 
 }  // namespace ultrascale

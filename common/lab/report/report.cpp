@@ -168,10 +168,11 @@ void Report::step(const StepRecord& r) {
         done % self.options.log_every == 0) {
         const double remaining =
             self.median([](const StepRecord& s) { return s.seconds; }) * double(left);
+        const std::string norm =
+            fmt::format(fmt::runtime(r.grad_norm < 1e6 ? "{:.3f}" : "{:.3g}"), r.grad_norm);
         print(fmt::format(
-            "step {:>5}  loss {:.4f}  norm {:.3f}  lr {:.2e} {:>9.0f} tokens/s  {:.0f} s left{}",
-            r.step, r.loss, r.grad_norm, r.lr, rate, remaining,
-            r.note.empty() ? "" : "  " + r.note));
+            "step {:>5}  loss {:.4f}  norm {}  lr {:.2e} {:>9.0f} tokens/s  {:.0f} s left{}",
+            r.step, r.loss, norm, r.lr, rate, remaining, r.note.empty() ? "" : "  " + r.note));
     }
     if (r.val_loss) validation(r.step, *r.val_loss);
     std::fflush(stdout);
