@@ -11,16 +11,16 @@
 //     backward,     compute   [feed-fwd. 1][feed-fwd. 2][attention 1][attention 2][feed-fwd. 1]
 //     in halves     network                [sum of dX 1][sum of dX 2][sum of dX 1][sum of dX 2]
 //
-// (In backward a region stands for dW of the region before, and then all up to its own dX.) So a sum
-// may take as long as the other half's whole region. Of each pair of halves only the first and the
-// last sum stay exposed. A half's turn ends where it would wait (ParallelRegion::wait), and in
+// (In backward a region stands for dW of the region before, and then all up to its own dX.) So a
+// sum may take as long as the other half's whole region. Of each pair of halves only the first and
+// the last sum stay exposed. A half's turn ends where it would wait (ParallelRegion::wait), and in
 // backward between a column linear's dX and its dW. The other half then goes on from where its own
 // turn had ended (train/interleave.h).
 //
 // On rung 2 there is only a norm between a reduce-scatter and the next all-gather, which is too
 // short to hide either. So in forward a turn also ends after a column linear's product, so that a
-// region has three turns, and the second half is one turn behind. Each communication then runs under
-// the other half's next turn:
+// region has three turns, and the second half is one turn behind. Each communication then runs
+// under the other half's next turn:
 //
 //     half 1    [norm    ]         [column  ]          [row     ]         [norm    ]
 //     half 2              [row    ]          [norm    ]          [column ]          [row    ]
@@ -55,10 +55,10 @@ public:
     }
 };
 
-// Runs forward and backward of a step's micro-batches, each of which is half of one; their number is
-// even. Gradients are added up half by half: the sums are those of a step that has twice as many
-// micro-batches of half the size, in the same order, except for a head's weight if it is tied to the
-// embedding, or if its loss is in chunks.
+// Runs forward and backward of a step's micro-batches, each of which is half of one; their number
+// is even. Gradients are added up half by half: the sums are those of a step that has twice as many
+// micro-batches of half the size, in the same order, except for a head's weight if it is tied to
+// the embedding, or if its loss is in chunks.
 inline void run_in_halves(Step& step, Llama& model, const TensorOptions& tensor) {
     step.call_hooks({});
     const auto run = [&](int64_t m) {

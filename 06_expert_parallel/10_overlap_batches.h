@@ -18,9 +18,9 @@
 //
 //     T k h e (n-1)/n / (bytes a second)  <=  S / 2      T tokens, k choices, e bytes a number
 //
-// (with --dispatch rank n p rows a token instead of k; see the README). With 4 x 4096 tokens, k = 6,
-// h = 2048, bf16, two ranks and S = 5.3 ms (MEASURED.md) these are 192 MiB in 2.65 ms: 76 GB/s. The
-// small exchange of counts, for which the host waits, stays exposed.
+// (with --dispatch rank n p rows a token instead of k; see the README). 4 x 4096 tokens, k = 6, h =
+// 2048, bf16, two ranks and S = 5.3 ms (MEASURED.md) make 192 MiB in 2.65 ms: 76 GB/s. The small
+// exchange of counts, for which the host waits, stays exposed.
 //
 // Two micro-batches are in flight, but while one's forward keeps the activations of a layer, the
 // other's backward frees those of one: the peak is little more than that of one. DeepSeek-V3's

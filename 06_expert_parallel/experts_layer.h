@@ -1,8 +1,8 @@
 // The layer for every dispatch but the plain one. It adds shared experts, and a dispatcher
-// (token_dispatcher.h) whose rows may travel while something else is computed: the experts on another
-// chunk of tokens, or another micro-batch (10_overlap_batches.h), to which it yields where it would
-// wait for rows. On two H200s chunks expose 13.6 ms of a micro-batch's all-to-alls, another
-// micro-batch 1.2 (MEASURED.md).
+// (token_dispatcher.h) whose rows may travel while something else is computed: the experts on
+// another chunk of tokens, or another micro-batch (10_overlap_batches.h), to which it yields where
+// it would wait for rows. On two H200s chunks expose 13.6 ms of a micro-batch's all-to-alls,
+// another micro-batch 1.2 (MEASURED.md).
 //
 //     x --+--> router --> k experts and weights for each token
 //         |                    |

@@ -10,8 +10,8 @@
 //
 // Each micro-batch in flight has its own saved activations for each chunk, from its F to its D or
 // W. Two actions that run together (with_next) take turns where one waits for rows on their way to
-// experts (06_expert_parallel/10_overlap_batches.h). Without experts that would only delay the first
-// one's message, so programs take such pairs apart.
+// experts (06_expert_parallel/10_overlap_batches.h). Without experts that would only delay the
+// first one's message, so programs take such pairs apart.
 #pragma once
 
 #include <deque>

@@ -4,8 +4,8 @@
 //     in flight      F: + what forward keeps     B: + what linears need for their weights
 //                    D, B: - what forward kept   W: - that
 //     messages       from the moment at which a receive is posted, or until a sent tensor is let go
-//     at work        what the action needs besides; two actions that take turns (train/interleave.h)
-//                    hold what they need in their turns
+//     at work        what the action needs besides; two that take turns (train/interleave.h) hold
+//                    what they need in their turns
 //
 // 1F1B's rank r has min(p-r, m) micro-batches in flight, ZB-H2's up to 2p-1. The embedding's and
 // the head's stage hold more or less than the others, and so do stages with more layers.
@@ -56,8 +56,8 @@ inline MemoryWalk walk_memory(const Schedule& schedule, const MessagePlan& plan,
     MemoryWalk walk;
     double held = 0, in_flight = 0;
     const auto hold = [&](double bytes) { walk.peak = std::max(walk.peak, held += bytes); };
-    // Actions i and i + 1: a forward and a backward, which begins. Passes that do not yield have one
-    // turn.
+    // Actions i and i + 1: a forward and a backward, which begins. Passes that do not yield have
+    // one turn.
     const auto together = [&](int i) {
         const int f = actions[size_t(i)].kind == ActionKind::forward ? i : i + 1, b = 2 * i + 1 - f;
         const StageActivations &forward = bytes_of(actions[size_t(f)]),

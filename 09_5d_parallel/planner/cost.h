@@ -8,8 +8,9 @@
 // others) / v. With equal stages this is 1F1B's formula (05), (m + (p-1)/v) s; for uneven ones it
 // is what 05's simulator gives. Messages delay the first and the last micro-batch by p-1 hops each,
 // and every p micro-batches of 1F1B by as many (05); if they take longer than a stage computes, the
-// slowest link sets the pace. With --ep-overlap batches the pace is that of a forward and a backward
-// that run together (05's together.h); while the pipeline fills and drains, they run alone.
+// slowest link sets the pace. With --ep-overlap batches the pace is that of a forward and a
+// backward that run together (05's together.h); while the pipeline fills and drains, they run
+// alone.
 #pragma once
 
 #include "layer_cost.h"

@@ -86,8 +86,8 @@ private:
 };
 std::string trace_name();  // for the work issued now
 
-// Where this thread's work stands: its innermost name, and the lane of its sections and phases. Code
-// that goes on with other work, and comes back to its own, exchanges it (train/interleave.h).
+// Where this thread's work stands: its innermost name, and the lane of its sections and phases.
+// Code that goes on with other work, and comes back to its own, exchanges it (train/interleave.h).
 struct TracePlace {
     const TraceName* innermost = nullptr;
     const char* lane = "phase";
@@ -128,8 +128,8 @@ private:
     std::optional<OpenSpan> open_;
 };
 
-// Runs `work` as a span in the lane "phase" (TracePlace). Operations in it that belong to no unit of the model
-// carry its name.
+// Runs `work` as a span in the lane "phase" (TracePlace). Operations in it that belong to no unit
+// of the model carry its name.
 template <class F>
 auto phase(std::string_view name, F work) {
     OpSpan span(name, 0, 0, trace_place().lane);

@@ -19,8 +19,8 @@ thread_local context::fiber waiting;
 // Why `other` ended, if it failed: `one` then fails, too.
 thread_local std::exception_ptr failure;
 
-// Runs `work`, and returns the exception that left it, if any. Boost unwinds a fiber by an exception
-// of its own, which passes.
+// Runs `work`, and returns the exception that left it, if any. Boost unwinds a fiber by an
+// exception of its own, which passes.
 std::exception_ptr failure_of(const std::function<void()>& work) {
     try {
         work();

@@ -69,7 +69,8 @@ Context micro_batch(int m, int r) {
 }
 
 // Runs a step's passes in this order: F forward, D backward, B backward of inputs, W of weights; a
-// plus joins two that take turns. If `mixed_up`, a backward takes the statistics of the micro-batch whose forward ran last.
+// plus joins two that take turns. If `mixed_up`, a backward takes the statistics of the micro-batch
+// whose forward ran last.
 Outcome run(const Mesh& mesh, const ExpertOptions& options, Recompute recompute,
             const std::string& order, bool mixed_up = false) {
     ExpertParallel experts(config, options, mesh, A);
