@@ -22,7 +22,6 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 import time
 import tomllib
@@ -30,6 +29,7 @@ import zlib
 
 import build
 import clinic_answers
+import places
 from places import ROOT, Wrong
 
 CASES = ROOT / "classroom" / "clinic"
@@ -262,10 +262,4 @@ def main(words):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(0 if main(sys.argv[1:] or ["list"]) else 1)
-    except Wrong as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (KeyboardInterrupt, BrokenPipeError):
-        sys.exit(130)
+    places.run(main)

@@ -16,7 +16,6 @@ import json
 import os
 import pathlib
 import re
-import sys
 import time
 
 import build
@@ -25,6 +24,7 @@ import clinic_answers
 import describe
 import report
 import submissions
+import places
 from places import ROOT, Wrong
 
 EXERCISES = ROOT / "exercises"
@@ -289,10 +289,4 @@ def main(words):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(0 if main(sys.argv[1:] or ["list"]) else 1)
-    except Wrong as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (KeyboardInterrupt, BrokenPipeError):  # for example of make solutions | head
-        sys.exit(130)
+    places.run(main)

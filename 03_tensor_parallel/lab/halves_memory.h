@@ -12,13 +12,8 @@
 
 namespace ultrascale::tensor_parallel {
 
-// The bytes of a half in a turn: the most, and what is left when the turn ends.
-struct TurnBytes {
-    double most, left;
-};
-
-// s: the sizes of one half.
-inline std::vector<TurnBytes> turns_at_the_top(const LocalSizes& s) {
+// The bytes of a half in its turns. s: the sizes of one half.
+inline TurnBytes turns_at_the_top(const LocalSizes& s) {
     const TensorBytes t(s);
     const bool sp = s.gathers(), full = s.model.recompute == Recompute::full;
     const std::vector<ActivationMoment> moments = activation_moments(s);
@@ -39,9 +34,9 @@ inline std::vector<TurnBytes> turns_at_the_top(const LocalSizes& s) {
     const double norm = t.stream + t.rstd, sum = t.whole + t.scattered;  // a sum, and what it is of
     const double tokens = double(s.sequences) * double(s.region_tokens);
 
-    std::vector<TurnBytes> turns;
+    TurnBytes turns;
     const auto turn = [&](double left, double highest = 0) {
-        const double found = turns.empty() ? 0 : turns.back().left;
+        const double found = turns.empty() ? 0 : turns.back().after;
         turns.push_back({std::max({found, highest, left}), left});
     };
     turn(kept + t.features + sum);  // down_proj
@@ -79,13 +74,10 @@ inline std::vector<TurnBytes> turns_at_the_top(const LocalSizes& s) {
 
 // With sequence parallelism the second half is one more turn behind.
 inline int64_t peak_of_halves(const LocalSizes& s) {
-    const std::vector<TurnBytes> turns = turns_at_the_top(s);
-    const size_t behind = s.gathers() ? 1 : 0;
-    double most = 0;
-    for (size_t k = behind + 1; k < turns.size(); ++k)
-        most = std::max({most, turns[k].most + turns[k - behind - 1].left,
-                         turns[k].left + turns[k - behind].most});
-    return std::llround(std::min(most, 9e18));
+    const TurnBytes first = turns_at_the_top(s);
+    TurnBytes second = first;
+    if (s.gathers()) second.pop_back(), second.insert(second.begin(), {0, 0});
+    return std::llround(std::min(peak_of_turns(first, second, 0), 9e18));
 }
 
 }  // namespace ultrascale::tensor_parallel

@@ -65,8 +65,7 @@ struct Chapter {
         if (!options.svg.empty() && tensor.overlap == Overlap::halves)
             user_error(
                 "--svg: the picture counts the messages of one layer; with --overlap halves those "
-                "of "
-                "two alternate");
+                "of two alternate");
         if (compare) tensor.sequence_parallel = true;  // so that its requirements are checked
     }
 };

@@ -61,7 +61,6 @@ public:
                        "shared: also the shared experts compute while rows travel. chunks: also "
                        "the experts, on another chunk of a micro-batch's tokens. batches: besides "
                        "the first two, another micro-batch");
-
         options
             .add(prefix + "chunks", experts_.chunks,
                  "Chunks of a micro-batch's tokens; must divide them")

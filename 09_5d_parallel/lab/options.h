@@ -42,13 +42,12 @@ inline void check_length(const Techniques& t, const StepShape& shape) {
 }
 
 // Throws UserError if a micro-batch cannot compute while another one's rows travel to experts.
-inline void check_interleaved(const Techniques& t, int micro_batches) {
+inline void check_interleaved(const Techniques& t, const Schedule& schedule) {
     if (t.zero.stage == 3)
         user_error(
             "--ep-overlap batches: a layer's weights would be freed by one micro-batch while "
-            "another "
-            "one uses them; with --zero 0, 1 or 2 they stay");
-    for (const auto& actions : t.make_schedule(micro_batches).actions)
+            "another one uses them; with --zero 0, 1 or 2 they stay");
+    for (const auto& actions : schedule.actions)
         for (size_t i = 0; i + 1 < actions.size(); ++i)
             if (actions[i].with_next) {
                 if (actions[i].kind == ActionKind::backward_input ||
@@ -64,11 +63,11 @@ inline void check_interleaved(const Techniques& t, int micro_batches) {
 
 // Throws UserError if these techniques exclude each other, or cannot cut the model or its batch.
 inline void check_combination(const Options& options, const Techniques& t, const StepShape& shape) {
-    if (t.experts.interleaves()) check_interleaved(t, int(options.grad_accum));
     if (t.schedule == "optimal")
         user_error("--schedule optimal: 05_pipeline measures the times that it needs");
     sequences_of_step(options, int64_t(t.axes.dp) * t.axes.ep);  // throws if they are too many
     const Schedule schedule = t.make_schedule(int(options.grad_accum));
+    if (t.experts.interleaves()) check_interleaved(t, schedule);
     check_can_run(shape, schedule);
     check_length(t, shape);
     cut(shape, schedule.stages, t.split);

@@ -58,16 +58,13 @@ public:
         const UnitCost whole = layer(true);
         UnitCost experts;
         add_experts(experts);
+        const double forward = whole.forward.all() - experts.forward.all(),
+                     backward = whole.backward.all() - experts.backward.all();  // attention's
         StageTurns turns;
         turns.forward.transfer = experts.forward.experts / 2;
         turns.backward.transfer = experts.backward.experts / 2;
         turns.backward.compute.push_back(0);
         for (int64_t i = 0; i < layers; ++i) {
-            const auto attention = [](const PassCost& all, const PassCost& experts) {
-                return all.all() - experts.all();
-            };
-            const double forward = attention(whole.forward, experts.forward),
-                         backward = attention(whole.backward, experts.backward);
             for (const double turn : {forward, experts.forward.compute})
                 turns.forward.compute.push_back(turn);
             for (const double turn : {experts.backward.compute, backward})

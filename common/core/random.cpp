@@ -3,20 +3,15 @@
 #include <cmath>
 #include <numbers>
 
+#include "fnv.h"
+
 namespace ultrascale {
-namespace {
-
-constexpr uint64_t fnv_offset = 0xcbf29ce484222325u, fnv_prime = 0x100000001b3u;
-
-uint64_t fnv1a(uint64_t hash, unsigned char byte) { return (hash ^ byte) * fnv_prime; }
-
-}  // namespace
 
 Random::Random(uint64_t seed, std::string_view name) {
-    uint64_t hash = fnv_offset;
+    unsigned char bytes[8];  // little endian
     for (int byte = 0; byte < 8; ++byte)
-        hash = fnv1a(hash, static_cast<unsigned char>(seed >> (8 * byte)));
-    for (char c : name) hash = fnv1a(hash, static_cast<unsigned char>(c));
+        bytes[byte] = static_cast<unsigned char>(seed >> (8 * byte));
+    const uint64_t hash = fnv1a(name.data(), name.size(), fnv1a(bytes, sizeof bytes));
     key_ = {uint32_t(hash), uint32_t(hash >> 32)};
 }
 

@@ -65,7 +65,8 @@ void Run::start(TrainingSetup what) {
     first_step_ = state_.step, next_sample_ = state_.next_sample;
     report_.emplace(chapter_, options_, shape_, options_.steps);
     const Communicator& world = Communicator::world();
-    report_->group_of_times(place_in_replica(slice_.replica, slice_.count));
+    if (options_.profile || !options_.trace.empty())
+        report_->group_of_times(place_in_replica(slice_.replica, slice_.count));
     if (options_.checksums)
         checksums_.emplace(*report_, slice_.replica, slice_.mean != MeanOver::own_samples);
     const bool ranks_share_a_model = what_.layout.size() > 1 || slice_.count < world.size();

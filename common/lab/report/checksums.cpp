@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/fnv.h"
+
 namespace ultrascale {
 
 using Json = nlohmann::ordered_json;
@@ -12,10 +14,7 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 std::string hash(const void* data, size_t bytes) {
-    uint64_t hash = 14695981039346656037u;
-    for (size_t i = 0; i < bytes; ++i)
-        hash = (hash ^ static_cast<const unsigned char*>(data)[i]) * 1099511628211u;
-    return fmt::format("{:016x}", hash);
+    return fmt::format("{:016x}", fnv1a(data, bytes));
 }
 std::string hash(const std::vector<int32_t>& values) {
     return hash(values.data(), values.size() * sizeof(int32_t));
@@ -54,13 +53,6 @@ Json checksums_of(const std::vector<TensorPart>& parts) {
         if (p.tensor.numel() > 0)
             all[name_of(p.name, p.shape, p.slice, p.begin, p.tensor.numel())] = checksum(p.tensor);
     return all;
-}
-
-// "0, 1, 3"
-std::string list(const std::vector<int>& ranks) {
-    std::string words;
-    for (const int rank : ranks) words += (words.empty() ? "" : ", ") + std::to_string(rank);
-    return words;
 }
 
 }  // namespace
@@ -173,7 +165,7 @@ void Checksums::Impl::compare(const std::string& kind, int64_t step,
                 odd.insert(odd.end(), holding.begin(), holding.end());
         std::ranges::sort(odd);
         sum.first = fmt::format("step {}, {}: {} {}", step, name,
-                                odd.size() == 1 ? "rank" : "ranks", list(odd));
+                                odd.size() == 1 ? "rank" : "ranks", fmt::join(odd, ", "));
         sum.place = {{"step", step}, {"name", name}, {"ranks", odd}};
     }
 }
