@@ -22,7 +22,7 @@
 #include "6_halves.h"
 #include "7_partition_checkpoints.h"
 #include "comm/mesh.h"
-#include "model/llama.h"
+#include "model/gpt.h"
 
 namespace ultrascale::tensor_parallel {
 
@@ -96,14 +96,17 @@ public:
                                   const ModuleFactories::LinearShape& shape) {
             return linear(list, factories, path, role, shape);
         };
-        factories.norm = [this](ParameterList& list, const ModulePath& path) {
-            Parameter weight{.name = path.weight(),
-                             .shape = {config_.hidden},
-                             .init = Init::ones,
-                             .decays = false};
-            if (options_.sequence_parallel)
-                weight.replica_groups = {"tp"};  // each rank saw its own tokens
-            return std::make_unique<Norm>(list.add(weight), float(config_.norm_eps));
+        // With sequence parallelism each rank's norms and positions see its own tokens.
+        const std::vector<std::string> summed_over = options_.sequence_parallel
+                                                         ? std::vector<std::string>{"tp"}
+                                                         : std::vector<std::string>();
+        factories.norm = [summed_over, plain = factories.norm](ParameterList& list,
+                                                               const ModulePath& path) {
+            const auto before = std::ptrdiff_t(list.size());
+            std::unique_ptr<Norm> norm = plain(list, path);
+            for (auto p = list.begin() + before; p != list.end(); ++p)
+                (*p)->replica_groups = summed_over;
+            return norm;
         };
         factories.head_norms = [plain = factories.head_norms](ParameterList& list,
                                                               const ModulePath& path) {
@@ -117,6 +120,8 @@ public:
             return std::make_unique<VocabularyEmbedding>(
                 list.add(vocabulary_weight("model.embed_tokens.weight")), *region_);
         };
+        const TokensOfRows tokens = [this](int64_t rows) { return region_->tokens(rows); };
+        add_positions(factories, config_, tokens, summed_over);
         factories.head = [this, model](ParameterList& list, const Stage&) {
             Parameter* weight = head_weight(
                 list, config_, [this](const char* name) { return vocabulary_weight(name); });
@@ -129,8 +134,11 @@ public:
         const uint64_t own = options_.same_seed
                                  ? 0
                                  : 0x9E3779B97F4A7C15u * uint64_t(Communicator::world().rank() + 1);
-        add_dropout(factories, {float(model.dropout), model.seed + own,
-                                [this](int64_t rows) { return region_->tokens(rows); }});
+        add_attention_dropout(factories, config_, model, heads_.q_rows.begin / config_.head_dim);
+        add_dropout(factories, {.p = float(model.dropout),
+                                .seed = model.seed + own,
+                                .tokens = tokens,
+                                .keeps_masks = model.keep_masks});
         return factories;
     }
 
@@ -151,7 +159,7 @@ private:
         for (const auto& [part, size] : shape.rows) {
             const std::string name = path.part(part).weight();
             Parameter p{
-                .name = name, .shape = {size, shape.cols}, .init_std = float(config_.init_std)};
+                .name = name, .shape = {size, shape.cols}, .init_std = init_std(config_, role)};
             p.split_over = {"tp"};
             if (role == LinearRole::row)
                 p.slice = {{0, size}, share(shape.cols)};
@@ -163,7 +171,9 @@ private:
             }
             rows.push_back(list.add(std::move(p)));
         }
+        if (config_.gpt) add_biases(list, rows, role);
         std::unique_ptr<Linear> gemm = factories.gemm(list, path, std::move(rows), role);
+        if (role == LinearRole::row && tp_.rank() > 0) gemm->leave_out_bias();
         return role == LinearRole::row ? row_linear(std::move(gemm))
                                        : column_linear(std::move(gemm));
     }

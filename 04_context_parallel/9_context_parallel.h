@@ -48,9 +48,12 @@ public:
         plain.dropout = 0;  // added last, around these parts
         ModuleFactories factories = default_factories(config_, plain);
         add_to(factories);
-        add_dropout(factories, {float(model.dropout), model.seed, [this](int64_t rows) {
+        add_dropout(factories, {.p = float(model.dropout),
+                                .seed = model.seed,
+                                .tokens = [this](int64_t rows) {
                                     return token_ranges(rows / local_length());
-                                }});
+                                },
+                                .keeps_masks = model.keep_masks});
         return factories;
     }
 

@@ -31,13 +31,12 @@ public:
                    Context& context) override {
         if (!context.drops()) return inner_->forward(x, residual, saved, context);
         Tensor y = inner_->forward(x, {}, saved, context);
-        dropout_.apply(y, y, path_, context, residual);
+        dropout_.forward(y, y, path_, saved, context, residual);
         return y;
     }
     Tensor backward(const Tensor& dy, Saved& saved, Context& context,
                     WeightGradient when) override {
-        const Tensor dropped = activation_like(dy);
-        dropout_.apply(dropped, dy, path_, context);
+        const Tensor dropped = dropout_.backward(dy, path_, saved, context);
         return inner_->backward(dropped, saved, context, when);
     }
     void backward_weight(Saved& saved, Context& context) override {
@@ -67,7 +66,7 @@ inline void set_experts(ModuleFactories& factories, const LlamaConfig& config,
         std::unique_ptr<FeedForward> experts = make(list, bare, layer);
         if (model.dropout == 0) return experts;
         return std::make_unique<DropoutFeedForward>(
-            std::move(experts), Dropout{float(model.dropout), model.seed, shared.tokens},
+            std::move(experts), Dropout{float(model.dropout), model.seed, shared.tokens, model.keep_masks},
             layer.name + ".experts");
     };
 }

@@ -44,9 +44,9 @@ void dropout(Tensor y, const Tensor& x, float p, const Random& random, uint64_t 
 enum class Transpose { no, yes };
 // d (M, N) = op(a) (M, K) * op(b) (K, N) + addend (M, N); tensors are read as matrices
 // (Tensor::rows, cols). addend may be empty, or d itself to accumulate. d and addend may be fp32
-// while a and b have 16 bits.
+// while a and b have 16 bits. bias (N), if given, is added to every row; it has d's dtype.
 void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
-            const Tensor& addend = {});
+            const Tensor& addend = {}, const Tensor& bias = {});
 
 // ---- embedding ----------------------------------------------------------------------------------
 // Row n of out (N, h) = row tokens[n] - first_row of weight (V, h); zeros for rows outside the
@@ -127,12 +127,25 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
                         const Tensor& k, const Tensor& v, const Tensor& lse, const Tensor& delta,
                         const AttentionMask& mask, AttentionAdds add = {});
 
-// Naive attention with the whole matrix in memory: probabilities (B, H, Tq, Tk) are an output of
-// the forward and an input of the backward.
+// Dropout of the probabilities, between the softmax and the product with v. The one of query i and
+// key j in head h of sequence b draws the random number
+//   first + b * per_sequence + (h * Tq + i) * Tk + j
+// If `mask` (e4m3) and `dropped` (q's dtype) are given, both (B, H, Tq, Tk), forward fills them with
+// 0 or 1 and with the result, and backward reads them; else it draws and multiplies again.
+struct ProbabilityDropout {
+    float p;
+    Random random;
+    uint64_t first, per_sequence;
+    Tensor mask = {}, dropped = {};
+};
+// Naive attention with the whole matrix in memory: probabilities (B, H, Tq, Tk), before dropout,
+// are an output of the forward and an input of the backward. dropout may be nullptr.
 void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k,
-                             const Tensor& v, const AttentionMask& mask);
+                             const Tensor& v, const AttentionMask& mask,
+                             const ProbabilityDropout* dropout = nullptr);
 void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
-                              const Tensor& k, const Tensor& v, const Tensor& probabilities);
+                              const Tensor& k, const Tensor& v, const Tensor& probabilities,
+                              const ProbabilityDropout* dropout = nullptr);
 
 // ---- SwiGLU (Shazeer 2020): out (N, F) = silu(gate) * up with gate_up (N, 2F) = [gate | up] -----
 // With weights (N) fp32, row n is multiplied by weight n. So a router's weight can be applied

@@ -20,7 +20,7 @@ RopeScaling llama3_scaling(double factor) {
 }
 
 // All sizes of nano are divisible by 8 (except for its 4 key-value heads). char has the size of
-// Karpathy's character-level Shakespeare model. From smollm-135m on they are published models;
+// Karpathy's character-level Shakespeare model. From gpt2-124m on they are published models;
 // moe-16b is DeepSeekMoE 16B (Dai et al. 2024, arXiv 2401.06066).
 const std::vector<Preset>& presets() {
     // clang-format off
@@ -38,6 +38,12 @@ const std::vector<Preset>& presets() {
          {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 4, .head_dim = 16, .ffn = 384,
           .vocab = 256, .default_seq = 128,
           .experts = {.count = 8, .ffn = 96, .router = {.top_k = 2}, .aux_coefficient = 0.01}}},
+        {"gpt-nano",
+         {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 8, .head_dim = 16, .ffn = 512,
+          .vocab = 256, .tied = true, .max_positions = 1024, .default_seq = 128, .gpt = true}},
+        {"gpt2-124m",
+         {.layers = 12, .hidden = 768, .heads = 12, .kv_heads = 12, .head_dim = 64, .ffn = 3072,
+          .vocab = 50257, .tied = true, .max_positions = 1024, .default_seq = 1024, .gpt = true}},
         {"smollm-135m",
          {.layers = 30, .hidden = 576, .heads = 9, .kv_heads = 3, .head_dim = 64, .ffn = 1536,
           .vocab = 49152, .tied = true}},
@@ -131,6 +137,8 @@ void validate(const LlamaConfig& c) {
     if (c.head_dim % 2 != 0)
         user_error("config: head_dim = {} is odd; rotary embedding rotates pairs of elements",
                    c.head_dim);
+    if (c.gpt && (c.kv_heads != c.heads || c.experts.count != 0 || c.head_norms))
+        user_error("config: a GPT-2 has as many key-value heads as heads, and no experts");
     if (c.experts.count != 0) validate_experts(c);
     if (c.head_norms && std::string(model_type(c)) != "qwen3_moe")
         user_error(
@@ -149,6 +157,11 @@ void validate(const LlamaConfig& c) {
 
 // Counts the parameters of `experts` of the router's experts.
 static int64_t count_parameters(const LlamaConfig& c, int64_t experts) {
+    if (c.gpt)
+        return (c.vocab * (c.tied ? 1 : 2) + c.max_positions) * c.hidden +
+               c.layers * (4 * c.hidden * c.q_size() + 2 * c.hidden * c.ffn + 3 * c.q_size() +
+                           6 * c.hidden + c.ffn) +
+               2 * c.hidden;
     const int64_t h = c.hidden, embeddings = c.vocab * h * (c.tied ? 1 : 2);
     const int64_t attention = h * (c.q_size() + 2 * c.kv_size()) + c.q_size() * h;
     const int64_t norms = 2 * h + (c.head_norms ? 2 * c.head_dim : 0);
@@ -165,6 +178,7 @@ int64_t active_parameter_count(const LlamaConfig& c) {
 const char* model_type(const LlamaConfig& c) {
     const ExpertsConfig& e = c.experts;
     const ops::RouterSettings& r = e.router;
+    if (c.gpt) return "gpt2";
     if (e.count == 0) return "llama";
     if (r.score != ops::RouterScore::softmax || r.groups != 1 || r.scaling != 1 ||
         e.selection_bias || e.shared > 0)
@@ -180,6 +194,7 @@ ExpertNames expert_names(const LlamaConfig& config) {
 
 std::vector<float> rope_frequencies(const LlamaConfig& c) {
     std::vector<float> frequencies(c.head_dim / 2);
+    if (c.gpt) return frequencies;
     for (int64_t i = 0; i < c.head_dim / 2; ++i) {
         double f = std::pow(c.rope_theta, -2.0 * double(i) / double(c.head_dim));
         if (c.rope_scaling.type == RopeScaling::Type::llama3) {

@@ -42,6 +42,8 @@ struct LlamaConfig {
     int64_t default_seq = 2048;  // used when --seq is not given
     bool head_norms = false;     // an RMSNorm for each head of q and of k before RoPE (Qwen 3)
     ExpertsConfig experts = {};
+    // A GPT-2 (gpt.h) instead of a Llama. It has max_positions learned positions.
+    bool gpt = false;
 
     int64_t q_size() const { return heads * head_dim; }
     int64_t kv_size() const { return kv_heads * head_dim; }
@@ -57,12 +59,12 @@ void validate(const LlamaConfig& config);
 // The number of parameters, with a tied weight counted once:
 //   V h (twice if untied) + L (2 h + h (H D + 2 K D) + H D h + 3 h F) + h
 // With head norms a layer has 2 D more; with experts it has E h + (E + shared) 3 h F_e in place of
-// 3 h F. (A router's bias is a buffer.)
+// 3 h F. (A router's bias is a buffer.) A tied GPT has (V + P) h + L (4 h^2 + 2 h F + 9 h + F) + 2 h with P positions.
 int64_t parameter_count(const LlamaConfig& config);
 // The parameters that one token uses: those of only k of the E experts.
 int64_t active_parameter_count(const LlamaConfig& config);
 
-// "llama", "mixtral", "qwen3_moe" or "deepseek": the model_type of its config.json. A model with
+// "llama", "gpt2", "mixtral", "qwen3_moe" or "deepseek": the model_type of its config.json. A model with
 // experts that is neither Mixtral's nor Qwen 3's is written as DeepSeek's.
 const char* model_type(const LlamaConfig& config);
 // The names that this model_type gives to a layer's experts: "model.layers.3.BLOCK.gate.weight",
@@ -80,7 +82,7 @@ LlamaConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 
 // Inverse frequencies theta^(-2i/D), i < D/2, rescaled for rope_type "llama3" (Llama 3.1's
-// long-context scaling).
+// long-context scaling). All zero for a GPT, which does not rotate.
 std::vector<float> rope_frequencies(const LlamaConfig& config);
 
 }  // namespace ultrascale

@@ -1,9 +1,9 @@
 // The parts of a plain Llama on one device, and the parameters that they register.
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.h"
-#include "dropout.h"
-#include "llama.h"
+#include "gpt.h"
 
 namespace ultrascale {
 
@@ -20,6 +20,11 @@ Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
     return list.add(std::move(copy));
 }
 
+float init_std(const LlamaConfig& config, LinearRole role) {
+    const bool smaller = config.gpt && role == LinearRole::row;
+    return float(config.init_std / (smaller ? std::sqrt(2 * double(config.layers)) : 1));
+}
+
 ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions& options) {
     ModuleFactories factories{.heads = config.heads, .kv_heads = config.kv_heads};
     factories.gemm = [](ParameterList&, const ModulePath&, std::vector<Parameter*> rows,
@@ -31,13 +36,21 @@ ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions&
         for (const auto& [name, size] : shape.rows)
             rows.push_back(list.add({.name = path.part(name).weight(),
                                      .shape = {size, shape.cols},
-                                     .init_std = float(config.init_std)}));
+                                     .init_std = init_std(config, role)}));
+        if (config.gpt) add_biases(list, rows, role);
         return factories.gemm(list, path, std::move(rows), role);
     };
-    factories.norm = [config](ParameterList& list, const ModulePath& path) {
+    factories.norm = [config](ParameterList& list,
+                              const ModulePath& path) -> std::unique_ptr<Norm> {
+        const auto eps = float(config.norm_eps);
         Parameter* weight = list.add(
             {.name = path.weight(), .shape = {config.hidden}, .init = Init::ones, .decays = false});
-        return std::make_unique<Norm>(weight, float(config.norm_eps));
+        if (!config.gpt) return std::make_unique<Norm>(weight, eps);
+        Parameter* bias = list.add({.name = path.name + ".bias",
+                                    .shape = {config.hidden},
+                                    .init = Init::zeros,
+                                    .decays = false});
+        return std::make_unique<LayerNorm>(weight, bias, eps);
     };
     factories.head_norms = [config](ParameterList& list, const ModulePath& path) {
         const auto weight = [&](const char* name) {
@@ -54,17 +67,20 @@ ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions&
         if (options.attention == AttentionKind::flash) return std::make_unique<FlashAttention>();
         return std::make_unique<NaiveAttention>(options.recompute == Recompute::selective);
     };
-    factories.feed_forward = [config](ParameterList& list, const ModuleFactories& factories,
-                                      const ModulePath& layer) {
+    factories.feed_forward = [config, options](
+                                 ParameterList& list, const ModuleFactories& factories,
+                                 const ModulePath& layer) -> std::unique_ptr<FeedForward> {
         if (config.has_experts(layer.layer))
             user_error("this model has experts; only 06_expert_parallel runs it");
         const ModulePath mlp = layer.part("mlp");
-        auto gate_up =
-            factories.linear(list, factories, mlp, LinearRole::column,
-                             {{{"gate_proj", config.ffn}, {"up_proj", config.ffn}}, config.hidden});
+        ModuleFactories::LinearShape in = {{{"up_proj", config.ffn}}, config.hidden};
+        if (!config.gpt) in.rows.insert(in.rows.begin(), {"gate_proj", config.ffn});
+        auto up = factories.linear(list, factories, mlp, LinearRole::column, in);
         auto down = factories.linear(list, factories, mlp, LinearRole::row,
                                      {{{"down_proj", config.hidden}}, config.ffn});
-        return std::make_unique<SwiGLU>(std::move(gate_up), std::move(down));
+        if (config.gpt)
+            return std::make_unique<GELU>(std::move(up), std::move(down), options.keep_masks);
+        return std::make_unique<SwiGLU>(std::move(up), std::move(down));
     };
     const auto vocabulary_weight = [config](const char* name) {
         return Parameter{.name = name,
@@ -81,7 +97,11 @@ ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions&
         return std::make_unique<Head>(weight, options.loss_chunk);
     };
     factories.checkpoint = [](const ModulePath&) { return std::make_unique<Checkpoint>(); };
-    add_dropout(factories, {float(options.dropout), options.seed});
+    add_positions(factories, config);
+    add_attention_dropout(factories, config, options);
+    add_dropout(
+        factories,
+        {.p = float(options.dropout), .seed = options.seed, .keeps_masks = options.keep_masks});
     return factories;
 }
 

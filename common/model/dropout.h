@@ -18,7 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "core/ops.h"
+#include "activation.h"
+#include "core/ops_gpt.h"
 #include "llama.h"
 
 namespace ultrascale {
@@ -37,26 +38,48 @@ inline void add_token(std::vector<TokenRange>& ranges, int64_t row, int64_t toke
         ranges.push_back({row, token, 1});
 }
 
+// The tokens that a rank's `rows` rows hold. Empty: all tokens of the micro-batch, in order.
+using TokensOfRows = std::function<std::vector<TokenRange>(int64_t rows)>;
+
 struct Dropout {
     float p = 0;
     uint64_t seed = 0;
-    // The tokens that this rank's `rows` rows hold. Empty: all tokens of the micro-batch, in order.
-    std::function<std::vector<TokenRange>(int64_t rows)> tokens = {};
+    TokensOfRows tokens = {};
+    bool keeps_masks = false;  // in `saved`, for backward; false: it draws them again
 
     // y = dropout(x) (+ addend).
-    void apply(Tensor y, const Tensor& x, const std::string& path, const Context& context,
-               const Tensor& addend = {}) const {
+    void forward(Tensor y, const Tensor& x, const std::string& path, Saved& saved,
+                 const Context& context, const Tensor& addend = {}) const {
+        const bool keeps = keeps_masks && saved.enabled();
+        Tensor mask = keeps ? activation({x.rows(), x.cols()}, DType::e4m3) : Tensor();
+        apply(y, x, mask, path, context, addend);
+        if (keeps) saved.keep("mask", std::move(mask));
+    }
+    // Returns the gradient of x. (Not in place: dy is the residual's gradient, too.)
+    Tensor backward(const Tensor& dy, const std::string& path, Saved& saved,
+                    const Context& context) const {
+        Tensor dx = activation_like(dy);
+        if (keeps_masks)
+            ops::dropout_by_mask(dx, saved.take("mask"), dy, p);
+        else
+            apply(dx, dy, {}, path, context);
+        return dx;
+    }
+
+private:
+    void apply(Tensor y, const Tensor& x, Tensor mask, const std::string& path,
+               const Context& context, const Tensor& addend = {}) const {
         const Random random(seed, "dropout " + path);
         const int64_t rows = x.rows(), h = x.cols();
         const auto matrix = [&](const Tensor& t) { return t ? t.view({rows, h}) : Tensor(); };
-        const Tensor to = matrix(y), from = matrix(x), add = matrix(addend);
+        const Tensor to = matrix(y), from = matrix(x), add = matrix(addend), keeps = matrix(mask);
         const auto first = uint64_t(context.batch.first_sample * context.batch.sample_length());
         const auto part = [&](int64_t row, int64_t token, int64_t count) {
             const auto slice = [&](const Tensor& t) {
                 return t ? t.slice(row, row + count) : Tensor();
             };
-            ops::dropout(slice(to), slice(from), p, random, (first + uint64_t(token)) * uint64_t(h),
-                         slice(add));
+            ops::dropout_keeping_mask(slice(to), slice(keeps), slice(from), p, random,
+                                      (first + uint64_t(token)) * uint64_t(h), slice(add));
         };
         if (!tokens) return part(0, 0, rows);
         for (const TokenRange& range : tokens(rows))
@@ -77,15 +100,11 @@ public:
                    const Tensor& residual) override {
         if (!context.drops()) return inner_->forward(x, saved, context, residual);
         Tensor y = inner_->forward(x, saved, context, {});
-        dropout_.apply(y, y, path_, context, residual);
+        dropout_.forward(y, y, path_, saved, context, residual);
         return y;
     }
     Tensor backward_input(const Tensor& dy, Saved& saved, Context& context) override {
-        Tensor dropped = Tensor::empty(dy.shape(), dy.dtype(),
-                                       Memory::activation);  // not in place: dy is the residual's
-                                                             // gradient, too
-        dropout_.apply(dropped, dy, path_, context);
-        return inner_->backward_input(dropped, saved, context);
+        return inner_->backward_input(dropout_.backward(dy, path_, saved, context), saved, context);
     }
     void backward_weight(Saved& saved, Context& context) override {
         inner_->backward_weight(saved, context);
@@ -104,13 +123,11 @@ public:
 
     Tensor forward(Saved& saved, Context& context) override {
         Tensor x = inner_->forward(saved, context);
-        if (context.drops()) dropout_.apply(x, x, "embedding", context);
+        if (context.drops()) dropout_.forward(x, x, "embedding", saved, context);
         return x;
     }
     void backward_input(const Tensor& dy, Saved& saved, Context& context) override {
-        Tensor dropped = Tensor::empty(dy.shape(), dy.dtype(), Memory::activation);
-        dropout_.apply(dropped, dy, "embedding", context);
-        inner_->backward_input(dropped, saved, context);
+        inner_->backward_input(dropout_.backward(dy, "embedding", saved, context), saved, context);
     }
     void backward_weight(Saved& saved, Context& context) override {
         inner_->backward_weight(saved, context);

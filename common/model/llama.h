@@ -23,6 +23,9 @@ struct ModelOptions {
     int64_t loss_chunk = 0;  // tokens per chunk of the loss; 0: all in one
     double dropout = 0;      // dropout.h; its masks are drawn from `seed`
     uint64_t seed = 0;
+    // What a GPT of 2022 kept: dropout's masks and dropped probabilities, and GELU's output. False:
+    // backward draws the masks again, and computes the others again.
+    bool keep_masks = false;
 };
 
 // The part of the model that a process holds.
@@ -75,6 +78,10 @@ struct ModuleFactories {
     Factory<Head, ParameterList&, const Stage&> head;
 };
 ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions& options);
+
+// The standard deviation of a linear's initial weights. A GPT's row linears, which write into the
+// residual stream, have init_std / sqrt(2 L) (Radford et al. 2019, section 2.3).
+float init_std(const LlamaConfig& config, LinearRole role);
 
 // The output head's weight: the embedding's if it is tied and in the list, otherwise a new one.
 // `vocabulary_weight` describes the new one, given its name. If the embedding and a tied head are

@@ -37,6 +37,8 @@ struct Parameter {
     // different tokens on each rank, or a group of ranks that hold copies although they differ
     // along a split axis (mesh.h: add_copies).
     std::vector<std::string> replica_groups = {};
+    // A linear's weight may have a bias, one element for each row that the rank holds.
+    Parameter* bias = nullptr;
     // Contributions to the gradient per micro-batch on this rank: 2 for a tied weight.
     int uses = 1;
     // Whether each contribution is added at once. False for a head whose loss is computed in

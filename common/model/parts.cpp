@@ -2,6 +2,7 @@
 
 #include "activation.h"
 #include "core/error.h"
+#include "core/ops_gpt.h"
 #include "core/trace.h"
 
 namespace ultrascale {
@@ -56,12 +57,13 @@ Shape with_last(Shape shape, int64_t last) {
 
 }  // namespace
 
-// ---- linear: y = x W^T; dx = dy W; dW += dy^T x -------------------------------------------------
+// ---- linear: y = x W^T (+ b); dx = dy W; dW += dy^T x; db += the sum of dy's rows ---------------
 
 Linear::Linear(std::vector<Parameter*> rows) : parameters_(std::move(rows)) {
     for (const Parameter* parameter : parameters_) {
         const std::string part = parameter->part();
         name_ += name_.empty() ? part : "+" + part.substr(part.rfind('.') + 1);
+        if (parameter->bias) biases_.push_back(parameter->bias);
     }
 }
 
@@ -95,7 +97,9 @@ Tensor Linear::backward(const Tensor& dy, Saved& saved, Context& context, Weight
 
 void Linear::multiply(Tensor y, const Tensor& x, const Tensor& residual) {
     const Tensor weight = stacked_values(parameters_);  // (out, in)
-    ops::matmul(y, x, Transpose::no, weight, Transpose::yes, residual);
+    const bool biased = adds_bias_ && !biases_.empty();
+    ops::matmul(y, x, Transpose::no, weight, Transpose::yes, residual,
+                biased ? stacked_values(biases_) : Tensor());
 }
 
 void Linear::multiply_backward(Tensor dx, const Tensor& dy) {
@@ -109,6 +113,9 @@ void Linear::add_weight_gradient(const Tensor& dy, const Tensor& x, Context& con
     ops::matmul(stacked_grads(parameters_), dy, Transpose::yes, x, Transpose::no,
                 begin_contributions(parameters_));
     for (Parameter* parameter : parameters_) context.contributed(*parameter);
+    if (biases_.empty()) return;
+    ops::column_sums(stacked_grads(biases_), dy, begin_contributions(biases_));
+    for (Parameter* bias : biases_) context.contributed(*bias);
 }
 
 int64_t Linear::outputs() const {

@@ -118,7 +118,7 @@ struct Context {
 
 enum class WeightGradient { now, later };
 
-// y = x W^T (+ residual). Several parameters stacked by rows share one GEMM (q, k, v; gate, up). It
+// y = x W^T (+ bias) (+ residual). Several parameters stacked by rows share one GEMM (q, k, v; gate, up). It
 // keeps its input as "x" and its output's gradient as "dy", one row per token, and nothing else of
 // that size. A linear that wraps another one may replace them by this rank's shard until
 // backward_weight needs them whole, and a part that can compute x again may drop it and put it back
@@ -137,16 +137,19 @@ public:
     // and communicates before, after or between them. They keep nothing, and the result may be some
     // rows of a larger tensor.
     virtual void multiply(Tensor y, const Tensor& x,
-                          const Tensor& residual = {});           // y = x W^T (+ residual)
+                          const Tensor& residual = {});           // y = x W^T (+ bias, residual)
     virtual void multiply_backward(Tensor dx, const Tensor& dy);  // dx = dy W
     virtual void add_weight_gradient(const Tensor& dy, const Tensor& x,
-                                     Context& context);  // dW += dy^T x; reports the contribution
+                                     Context& context);  // dW += dy^T x, also the bias's; reports
     const std::vector<Parameter*>& parameters() const { return parameters_; }
     int64_t inputs() const { return parameters_.front()->slice[1].size(); }
     int64_t outputs() const;  // total rows that this rank holds
+    // The sum over ranks that follows must contain the bias once: all ranks but one call this.
+    void leave_out_bias() { adds_bias_ = false; }
 
 protected:
-    std::vector<Parameter*> parameters_;
+    std::vector<Parameter*> parameters_, biases_;  // no biases, or one for each
+    bool adds_bias_ = true;
     std::string name_;  // in the trace: "mlp.down_proj", "self_attn.q_proj+k_proj+v_proj"
 };
 

@@ -307,9 +307,15 @@ StepShape step_shape(const Options& options, const LlamaConfig& config) {
     if (tokens > 1e15)  // more would not be counted exactly
         user_error("--micro-batch {} --seq {}: {:.1e} tokens; at most 10^15", options.micro_batch,
                    seq, tokens);
+    if (config.gpt && seq > config.max_positions)
+        user_error("--seq {}: this GPT has learned {} positions", seq, config.max_positions);
+    if (config.gpt && options.dropout > 0 && options.attention != AttentionKind::naive)
+        user_error(
+            "--dropout: a GPT also drops attention's probabilities, which attention in tiles does "
+            "not have; use --attention naive");
     return {.config = config,
             .model = {options.dtype, options.recompute, options.attention, options.loss_chunk,
-                      options.dropout, options.seed},
+                      options.dropout, options.seed, options.keep_masks},
             .grad_dtype = options.grad_dtype(),
             .micro_batch = options.micro_batch,
             .seq = seq};

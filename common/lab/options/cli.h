@@ -32,6 +32,7 @@ struct Options {
     AttentionKind attention = AttentionKind::flash;
     int64_t loss_chunk = 0;    // tokens; 0: the whole micro-batch
     double dropout = 0;        // probability
+    bool keep_masks = false;   // ModelOptions
     double hang_seconds = 60;  // a longer wait in a step ends the job; 0: none does
     int node_size = 0;      // ranks of a node, simulated or a machine; 0: one node, or uneven ones
     double inter_gbps = 0;  // between simulated nodes, Gbit/s; 0: nodes are not simulated

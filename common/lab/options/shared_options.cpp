@@ -164,8 +164,14 @@ void add_shared_options(OptionList& options, Options& o) {
                    "memory (on), or all with NCCL's kernels (off)");
     options
         .add("--dropout", o.dropout,
-             "Dropout probability for everything that is added to the residual stream")
+             "Dropout probability for everything that is added to the residual stream, and in a "
+             "GPT also for attention's probabilities")
         .between(0, 0.99);
+    options
+        .flag("--keep-masks", o.keep_masks,
+              "With --dropout: keep what others keep for backward, its masks and, in a GPT, its "
+              "results and GELU's, instead of drawing and computing them again")
+        .only_if([&o] { return o.dropout > 0; }, "there is no dropout; see --dropout");
     const OneOption size =
         options
             .add("--node-size", o.node_size,

@@ -16,7 +16,8 @@ struct KeptForWeights {
     double attention, mlp;
     KeptForWeights(const LocalSizes& s, const TensorBytes& t)
         : attention(t.input + 2 * t.q + 2 * t.kv + t.whole),
-          mlp(s.feed_forward ? s.feed_forward->for_weights : t.input + 3 * t.features + t.whole) {}
+          mlp(s.feed_forward ? s.feed_forward->for_weights
+                             : t.input + t.up + t.features + t.whole) {}
     double total() const { return attention + mlp; }
 };
 
@@ -48,12 +49,14 @@ double ActivationMoment::bytes() const {
 LayerActivations layer_activations(const LocalSizes& s) {
     const TensorBytes t(s);
     // Selective recomputation computes the probabilities again.
-    const double probabilities = s.model.recompute == Recompute::selective ? 0 : t.scores;
+    const double probabilities =
+        s.model.recompute == Recompute::selective ? 0 : t.scores + t.score_masks;
     const std::optional<FeedForwardActivations>& other = s.feed_forward;
     return {.norms = norm_of_attention(t) + t.stream + t.rstd + (other ? t.stream : t.kept_input),
             .attention = t.q + t.kept_o + 2 * t.kv + t.lse + t.unnormed + probabilities +
                          s.attention_besides.kept,
-            .mlp = other ? other->kept : t.gate_up};
+            .mlp = other ? other->kept : t.kept_up + t.gelu,
+            .masks = 2 * t.mask};
 }
 
 KeptActivations kept_activations(const LocalSizes& s) {
@@ -65,7 +68,7 @@ KeptActivations kept_activations(const LocalSizes& s) {
         kept.after_forward += t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits);
         kept.after_backward_input += chunks ? 0 : t.input + t.logits;
     }
-    if (s.embedding) kept.after_backward_input += t.stream;
+    if (s.embedding) kept.after_forward += t.mask, kept.after_backward_input += t.stream;
     return kept;
 }
 
@@ -75,20 +78,22 @@ double peak_of_forward(const LocalSizes& s) {
     // In the last layer: the input of down and its output, and the norm's output if only its
     // gathered copy is kept. Or, if nothing is kept: the highest moment of the MLP, with that
     // output and the attention's.
-    double in_layer = t.features + t.whole + t.scattered;
+    double in_layer = t.features - t.gelu + t.whole + t.scattered;
     if (full)
-        in_layer = std::max({3 * t.features, 2 * t.features + t.gathered, in_layer}) + 2 * t.stream;
+        in_layer =
+            std::max({t.up + t.features, t.up + t.gathered, in_layer + t.gelu}) + 2 * t.stream;
     else if (s.keeps_gathered)
         in_layer += t.scattered;
     if (s.feed_forward)
         in_layer = full ? s.feed_forward->forward_alone + 2 * t.stream
                         : s.feed_forward->forward - s.feed_forward->kept;
     if (s.layers == 0) in_layer = s.embedding ? t.stream + t.gathered : 0;
-    const double in_layers = kept_of_layers(s, s.layers) + in_layer;
-    if (!s.head) return in_layers;
+    const double in_layers = kept_of_layers(s, s.layers) + in_layer,
+                 before = s.embedding ? t.mask : 0;
+    if (!s.head) return before + in_layers;
     LocalSizes one = s;
     one.embedding = false, one.micro_batches = 1;
-    return std::max(in_layers, activation_moments(one).front().bytes());  // the head's forward
+    return before + std::max(in_layers, activation_moments(one).front().bytes());  // the head's
 }
 
 std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
@@ -111,7 +116,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
         s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
     const std::pair<std::string, double> in_flight{
         "what forward kept of " + format_count(s.micro_batches - 1, "other micro-batch"),
-        double(s.micro_batches - 1) * (kept + head_kept)};
+        double(s.micro_batches - 1) * (kept + head_kept + (s.embedding ? t.mask : 0))};
     // The backward of the last micro-batches has already run if that takes more.
     const std::pair<std::string, double> others{
         split ? fmt::format("what the head and {} keep", format_count(s.layers - 1, "other layer"))
@@ -121,12 +126,14 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                     (s.head ? t.input + t.logits : 0)
               : kept_of_layers(s, s.layers - 1)};
     const std::pair<std::string, double> last{"what forward kept of the last layer",
-                                              layer.total() - t.gate_up + 2 * t.features};
+                                              layer.total() - t.mask - t.kept_up + t.up};
 
     std::vector<ActivationMoment> moments;
     using Terms = std::vector<std::pair<std::string, double>>;
     const auto moment = [&](const char* when, Terms terms) {
         if (s.micro_batches > 1) terms.insert(terms.begin(), in_flight);
+        if (s.embedding && t.mask > 0)
+            terms.push_back({"the mask of the embedding's dropout", t.mask});
         moments.push_back({when, std::move(terms)});
     };
     if (s.embedding)
@@ -186,26 +193,26 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
                    {others,
                     {"what this layer's forward keeps", layer.total()},
                     {"the input of down_proj, its output, and dy",
-                     t.features + t.whole + t.scattered + t.stream},
+                     t.features - t.gelu + t.whole + t.scattered + t.stream},
                     {"the norm's output in addition to its gathered copy",
                      s.keeps_gathered ? t.scattered : 0}});
         // dy is gathered for down_proj; without gathering, dropout makes a copy of it, which stays
         // for down_proj's weight.
         moment(
-            "in the backward of SwiGLU",
+            s.gpt ? "in the backward of GELU" : "in the backward of SwiGLU",
             {others,
              last,
              {"dy", t.stream + t.gathered + (s.gathers() || !s.keeps_dy ? 0 : t.dropped)},
-             {"d(gate, up)", 2 * t.features},
+             {s.gpt ? "d(up)" : "d(gate, up)", t.up},
              {"the gradient of down_proj's input, later overwritten with that input", t.features}});
         moment("in the backward of down_proj", {others,
                                                 last,
                                                 {"dy", t.stream + t.gathered + t.dropped},
                                                 {"the gradient of its input", t.features}});
         // d(gate, up) takes the place of gate and up.
-        moment("in the backward of gate_proj and up_proj",
+        moment(s.gpt ? "in the backward of up_proj" : "in the backward of gate_proj and up_proj",
                {others,
-                last,
+                {last.first, last.second - t.gelu},
                 {"dy", t.stream + dy_for_weights},
                 {"dx", t.column_backward},
                 {"the input of down_proj, for its weight", split ? t.features : 0}});
@@ -214,13 +221,14 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     // A backward of inputs has then freed little of the MLP. (When it comes to the first norm, it
     // has freed attention's activations.)
     if (split)
-        moment("in the backward of the second norm",
-               {others,
-                {"of the last layer: the norms and attention", layer.norms + layer.attention},
-                {"dy", t.stream + (s.feed_forward ? 0 : dy_for_weights)},
-                {"what the MLP keeps for its weights, besides its input and dy",
-                 s.feed_forward ? s.feed_forward->for_weights - t.stream : 3 * t.features},
-                {"the norm's dy and dx", t.norm_backward}});
+        moment(
+            "in the backward of the second norm",
+            {others,
+             {"of the last layer: the norms and attention", layer.norms + layer.attention + t.mask},
+             {"dy", t.stream + (s.feed_forward ? 0 : dy_for_weights)},
+             {"what the MLP keeps for its weights, besides its input and dy",
+              s.feed_forward ? s.feed_forward->for_weights - t.stream : t.up + t.features},
+             {"the norm's dy and dx", t.norm_backward}});
 
     // The second norm and the MLP are done.
     moment("in the backward of o_proj",
@@ -234,7 +242,8 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
             {"of the last layer: the first norm, q, k, v and log-sum-exp",
              norm + t.q + 2 * t.kv + t.lse},
             {"q, k and v before the norms of heads", t.unnormed},
-            {"probabilities", t.scores},
+            {"probabilities",
+             t.scores + (s.model.recompute == Recompute::selective ? 0 : t.score_masks)},
             {"dy and the gradient of o", t.stream + dy_for_weights + t.q},
             {"delta", t.lse},
             {"dq, dk, dv", t.q + 2 * t.kv},

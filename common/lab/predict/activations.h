@@ -50,7 +50,7 @@ struct LocalSizes {
     int64_t layers;
     bool embedding = true, head = true;
     int64_t hidden, heads, kv_heads, head_dim;
-    bool head_norms = false;  // LlamaConfig::head_norms
+    bool head_norms = false, gpt = false;  // as in LlamaConfig
     int64_t features, vocabulary;
 
     // The rank's share of a micro-batch of `sequences` sequences of `seq` tokens: the number of
@@ -96,11 +96,14 @@ struct LocalSizes {
 //     attention  q, k, v, o                                                     (2 H D + 2 K D) e
 //                flash: the log-sum-exp; naive: the row of probabilities        4 H; H T e
 //     mlp        gate and up (the input of down is made again from them)        2 F e
+// A GPT keeps F e in mlp, and 4 bytes more for each norm's mean. ModelOptions::keep_masks adds the
+// dropout's masks, the dropped probabilities and GELU's output.
 // kept_input_bytes, kept_output_bytes and kept_gate_up_bytes replace e in the linears' inputs, in
 // o, and in mlp; a given feed_forward replaces mlp.
 struct LayerActivations {
     double norms, attention, mlp;
-    double total() const { return norms + attention + mlp; }
+    double masks = 0;  // of the stream's two dropouts; those of attention's are in `attention`
+    double total() const { return norms + attention + mlp + masks; }
 };
 LayerActivations layer_activations(const LocalSizes& sizes);
 

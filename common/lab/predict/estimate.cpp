@@ -33,6 +33,7 @@ LocalSizes local_sizes(const StepShape& s) {
             .kv_heads = c.kv_heads,
             .head_dim = c.head_dim,
             .head_norms = c.head_norms,
+            .gpt = c.gpt,
             .features = c.ffn,
             .vocabulary = c.vocab,
             .sequences = s.micro_batch,
@@ -155,15 +156,21 @@ int64_t book_bytes_per_parameter(const StepShape& s) {
     return s.model.dtype != DType::fp32 && s.grad_dtype == DType::fp32 ? 20 : 16;
 }
 
+// A GPT's positions are looked up; nothing is multiplied with them.
+static double multiplied(const LlamaConfig& c, int64_t active) {
+    return double(active - (c.gpt ? c.max_positions * c.hidden : 0));
+}
+
 double model_flops_per_token(const LlamaConfig& c, int64_t active, int64_t seq) {
-    return 6 * double(active) + 3 * attention_flops(c, seq);
+    return 6 * multiplied(c, active) + 3 * attention_flops(c, seq);
 }
 
 double recomputed_flops_per_token(const StepShape& s, int64_t active) {
     const LlamaConfig& c = s.config;
     double flops = recomputed_attention_flops(s);
     if (s.model.recompute == Recompute::full)  // only the layers' forward
-        flops += 2 * double(active - c.vocab * c.hidden * (c.tied ? 1 : 2) - c.hidden);
+        flops += 2 * (multiplied(c, active) -
+                      double(c.vocab * c.hidden * (c.tied ? 1 : 2) + c.hidden * (c.gpt ? 2 : 1)));
     return flops;
 }
 
