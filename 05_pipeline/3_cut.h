@@ -24,7 +24,7 @@ namespace ultrascale::pipeline {
 inline StageCost layer_cost(const StepShape& shape) {
     const LlamaConfig& c = shape.config;
     const double h = double(c.hidden), products = 2 * h * double(2 * c.q_size() + 2 * c.kv_size()) +
-                                                  2 * h * 3 * double(c.ffn);
+                                                  2 * h * double(c.ffn_matrices() * c.ffn);
     const double attention = 2 * double(c.q_size()) * double(shape.seq);
     const bool again = shape.model.attention == AttentionKind::flash ||
                        shape.model.recompute == Recompute::selective;

@@ -116,11 +116,10 @@ private:
         buffer_[u] = true;
         hold(layout_[u].padded * grad_bytes_);
     }
-    // Whether the pass reports a contribution. If the backward is split, the norms' gradients come
-    // with the inputs'.
+    // Whether the pass reports a contribution.
     static bool contributes(const Parameter& parameter, Pass pass) {
         if (pass == Pass::forward || pass == Pass::backward) return pass == Pass::backward;
-        return (parameter.shape.size() == 1) == (pass == Pass::backward_input);
+        return parameter.of_norm() == (pass == Pass::backward_input);
     }
     void contribute(const Parameter& parameter) {
         // A tied weight is used by two units.

@@ -115,13 +115,15 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
     const Group tp("tp", o.tp);
     add_regions(prediction, shape, o, {.layers = c.layers, .feed_forwards = c.layers}, A);
     PredictedCommunication& p = prediction.communication;
-    // The gradients of parameters that several ranks hold: norms, which saw other tokens or heads
-    // on each rank, and key-value heads, which saw other queries.
+    // The gradients of parameters that several ranks hold: norms and positions, which saw other
+    // tokens or heads on each rank, and key-value heads, which saw other queries.
     const int64_t g = dtype_bytes(shape.grad_dtype);
     const Group kv("kv", split_heads(c, o.tp, rank).copies);
     for (const auto& parameter : parameters) {
-        const bool is_head_norm = parameter->name.find("_norm.") != parameter->name.npos;
-        if (parameter->shape.size() == 1 && (o.sequence_parallel || is_head_norm))
+        const bool by_heads = parameter->name.find("_norm.") != parameter->name.npos,
+                   by_tokens = parameter->of_norm() ||
+                               parameter->name.find("positions") != parameter->name.npos;
+        if (by_heads || (o.sequence_parallel && by_tokens))
             p.add(tp, Collective::all_reduce, 1, parameter->local_numel() * g);
         if (kv.ranks > 1 && is_key_or_value(parameter->name))
             p.add(kv, Collective::all_reduce, 1, parameter->local_numel() * g);

@@ -16,11 +16,12 @@
 
 namespace ultrascale::tensor_parallel {
 
-// How much the ranks' copies of the norms' weights differ: the largest difference from rank 0's.
+// How much the ranks' copies of what all of them hold, such as norms, differ: the largest difference
+// from rank 0's.
 inline double largest_difference_of_copies(const ParameterList& parameters) {
     double largest = 0;
     for (const auto& p : parameters) {
-        if (p->init != Init::ones) continue;
+        if (!p->split_over.empty()) continue;
         const Tensor first = Tensor::empty(p->value.shape(), p->value.dtype(), Memory::workspace);
         ops::copy(first, p->value);
         Communicator::world().broadcast(first, 0);

@@ -7,6 +7,7 @@
 #include <ranges>
 
 #include "checkpoint_experts.h"
+#include "checkpoint_gpt2.h"
 #include "core/trace.h"
 #include "json_fields.h"
 #include "strict_json.h"
@@ -48,6 +49,7 @@ static Safetensors weights_in(const std::string& dir) {
         unstack_experts(name, entry.shape, [&](const std::string& part, int64_t first, int64_t n) {
             file.add_rows(part, name, first, n);
         });
+    add_gpt2_names(file);
     // Each expert also has the other convention's name: options may turn a Mixtral into a model
     // that is written as DeepSeek's, and if Mixtral's experts are stacked, its router has the new
     // name.
@@ -115,6 +117,11 @@ CheckpointSave::CheckpointSave(const LlamaConfig& config, const std::vector<Tens
       model_(ranks(), model_parts(weights, options)) {
     check(options.state || options.optimizer.empty(),
           "save_checkpoint: optimizer tensors without a training state");
+    if (config.gpt) {
+        std::vector<std::string> names;
+        for (const auto& tensor : model_.tensors()) names.push_back(tensor.name);
+        model_tensors_ = gpt2_tensors(names);
+    }
     if (options.state) {
         state_ = state_text(*options.state);
         optimizer_.emplace(ranks(), options.optimizer);
@@ -134,18 +141,52 @@ void CheckpointSave::copy(const std::vector<TensorPart>& weights, const SaveOpti
     compute_stream().synchronize();
 }
 
+// The transpose of a matrix (rows, cols) of elements of `width` bytes.
+static std::vector<char> transposed(const std::vector<char>& from, int64_t rows, int64_t cols,
+                                    int64_t width) {
+    std::vector<char> to(from.size());
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < cols; ++c)
+            std::memcpy(&to[size_t((c * rows + r) * width)], &from[size_t((r * cols + c) * width)],
+                        size_t(width));
+    return to;
+}
+
 // Writes the tensors one after the other, converted to `dtype` if one is given. Only rank 0 has a
-// `dir`.
+// `dir`. `tensors`: those of the file, if they are not the parts themselves.
 static void write_tensors(const std::string* dir, const std::string& stem, const GatherParts& parts,
-                          std::optional<DType> dtype, int64_t max_shard_bytes) {
+                          std::optional<DType> dtype, int64_t max_shard_bytes,
+                          std::vector<FileTensor> tensors = {}) {
+    const auto& ours = parts.tensors();
+    if (tensors.empty())
+        for (const auto& tensor : ours) tensors.push_back({tensor.name, {tensor.name}});
+    const auto index = [&](const std::string& name) {
+        return size_t(std::ranges::find(ours, name, &GatherParts::Whole::name) - ours.begin());
+    };
     std::vector<SafetensorsWriter::Item> items;
-    for (const auto& tensor : parts.tensors())
-        items.push_back({tensor.name, tensor.shape, dtype.value_or(tensor.dtype)});
+    for (const FileTensor& tensor : tensors) {
+        const auto& first = ours.at(index(tensor.parts.front()));
+        Shape shape = first.shape;
+        shape[0] *= int64_t(tensor.parts.size());
+        if (tensor.transposed) std::swap(shape[0], shape[1]);
+        items.push_back({tensor.name, std::move(shape), dtype.value_or(first.dtype)});
+    }
     std::optional<SafetensorsWriter> writer;
-    if (dir) writer.emplace(*dir, stem, std::move(items), max_shard_bytes);
-    for (size_t i = 0; i < parts.tensors().size(); ++i) {
-        const std::vector<char> values = parts.gather(i);
-        if (writer) writer->write(values, parts.tensors()[i].dtype);
+    if (dir) writer.emplace(*dir, stem, items, max_shard_bytes);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        std::vector<char> values;
+        DType has = {};
+        for (const std::string& part : tensors[i].parts) {
+            const std::vector<char> more = parts.gather(index(part));
+            has = ours[index(part)].dtype;
+            values.insert(values.end(), more.begin(), more.end());
+        }
+        if (!writer) continue;
+        const Shape& shape = items[i].shape;
+        writer->write(tensors[i].transposed
+                          ? transposed(values, shape[1], shape[0], dtype_bytes(has))
+                          : values,
+                      has);
     }
     if (writer) writer->finish();
 }
@@ -155,7 +196,7 @@ void CheckpointSave::write(const std::string& dir) const {
     if (!group_ || group_->rank() == 0) staged.emplace(dir);
     const std::string* to = staged ? &staged->staging() : nullptr;
     if (to) write_file(*to + "/config.json", config_);
-    write_tensors(to, "model", model_, dtype_, max_shard_bytes_);
+    write_tensors(to, "model", model_, dtype_, max_shard_bytes_, model_tensors_);
     if (optimizer_) {
         write_tensors(to, "optimizer", *optimizer_, std::nullopt, INT64_MAX);
         if (to) write_file(*to + "/trainer_state.json", state_);

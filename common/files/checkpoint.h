@@ -1,5 +1,5 @@
-// Checkpoints in Hugging Face's format for a Llama, Mixtral, Qwen3-MoE or DeepSeekMoE: config.json,
-// model.safetensors (or its index and shards), with experts one by one or stacked. Next to them
+// Checkpoints in Hugging Face's format for a Llama, GPT-2, Mixtral, Qwen3-MoE or DeepSeekMoE:
+// config.json, model.safetensors (or its index and shards), with experts one by one or stacked. Next to them
 // optimizer.safetensors and trainer_state.json hold the state of training, so that a resumed run
 // continues with the same bits.
 //
@@ -96,6 +96,7 @@ private:
     DType dtype_;                 // of the weights in the file
     int64_t max_shard_bytes_;
     GatherParts model_;
+    std::vector<FileTensor> model_tensors_;  // of the file; empty: the parts of model_
     std::optional<GatherParts> optimizer_;  // only with a state
 };
 

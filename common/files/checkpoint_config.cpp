@@ -4,6 +4,7 @@
 
 #include "checkpoint.h"
 #include "checkpoint_experts.h"
+#include "checkpoint_gpt2.h"
 #include "json_fields.h"
 #include "strict_json.h"
 
@@ -61,6 +62,7 @@ std::string config_json(const LlamaConfig& c, DType dtype) {
     const char* torch_name = dtype == DType::bf16   ? "bfloat16"
                              : dtype == DType::fp16 ? "float16"
                                                     : "float32";
+    if (c.gpt) return gpt2_config_json(c, torch_name);
     ordered_json scaling, rope = {{"rope_theta", c.rope_theta}, {"rope_type", "default"}};
     if (c.rope_scaling.type == RopeScaling::Type::llama3) {
         const RopeScaling& s = c.rope_scaling;
@@ -106,6 +108,7 @@ std::string config_json(const LlamaConfig& c, DType dtype) {
 static std::string read_model_type(const Fields& fields) {
     static constexpr std::pair<const char*, const char*> supported[] = {
         {"llama", "LlamaForCausalLM"},
+        {"gpt2", "GPT2LMHeadModel"},
         {"mixtral", "MixtralForCausalLM"},
         {"qwen3_moe", "Qwen3MoeForCausalLM"},
         {"deepseek", "DeepseekForCausalLM"}};
@@ -120,7 +123,7 @@ static std::string read_model_type(const Fields& fields) {
         user_error("{}: architectures = {} is not supported", fields.where(),
                    printable(architectures->dump()));
     user_error(
-        "{}: model_type = {} is not supported; \"llama\", \"mixtral\", \"qwen3_moe\" and "
+        "{}: model_type = {} is not supported; \"llama\", \"gpt2\", \"mixtral\", \"qwen3_moe\" and "
         "\"deepseek\" are",
         fields.where(), printable(type->dump()));
 }
@@ -193,23 +196,13 @@ static void understand_harmless(const Fields& fields) {
     unless("pruned_heads", json::object()), unless("chunk_size_feed_forward", 0);
 }
 
-LlamaConfig load_config(const std::string& path, std::vector<std::string>* unknown) {
-    std::error_code ignored;
-    const bool is_directory = fs::is_directory(path, ignored);
-    if (is_directory) StagedFiles::recover(path);
-    const std::string file_name = is_directory ? path + "/config.json" : path;
-    MappedFile file(file_name);
-    json object = parse_json_object(file.text(), file_name, "config", 16);
-    Fields fields(object, file_name);
-
-    const std::string model_type = read_model_type(fields);
+// Reads what the model_types other than "gpt2" have.
+static LlamaConfig read_llama(const Fields& fields, const json& object,
+                              const std::string& model_type, std::vector<std::string>* unknown) {
     fields.only("hidden_act", "silu");
     fields.only("attention_bias", false);
     fields.only("mlp_bias", false);
     fields.only("attention_dropout", 0.0);
-    if (fields.find("quantization_config"))
-        user_error("{}: quantization_config: quantised weights are not supported", file_name);
-
     LlamaConfig config{};
     config.layers = fields.integer("num_hidden_layers");
     config.hidden = fields.integer("hidden_size");
@@ -227,21 +220,38 @@ LlamaConfig load_config(const std::string& path, std::vector<std::string>* unkno
             user_error(
                 "{}: hidden_size = {} is not a multiple of num_attention_heads = {}, and head_dim "
                 "is not given",
-                file_name, config.hidden, config.heads);
+                fields.where(), config.hidden, config.heads);
         config.head_dim = config.heads > 0 ? config.hidden / config.heads : 1;
     }
     config.tied = fields.flag("tie_word_embeddings");
     config.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps);
-    config.init_std = fields.number("initializer_range", 0.02);
     config.max_positions = fields.integer("max_position_embeddings", defaults.max_positions);
+    if (model_type != "llama") read_experts(fields, model_type, config);
+    read_rope(fields, config, defaults.rope_theta, unknown);
+    return config;
+}
+
+LlamaConfig load_config(const std::string& path, std::vector<std::string>* unknown) {
+    std::error_code ignored;
+    const bool is_directory = fs::is_directory(path, ignored);
+    if (is_directory) StagedFiles::recover(path);
+    const std::string file_name = is_directory ? path + "/config.json" : path;
+    MappedFile file(file_name);
+    json object = parse_json_object(file.text(), file_name, "config", 16);
+    Fields fields(object, file_name);
+
+    const std::string model_type = read_model_type(fields);
+    LlamaConfig config =
+        model_type == "gpt2" ? read_gpt2(fields) : read_llama(fields, object, model_type, unknown);
+    if (fields.find("quantization_config"))
+        user_error("{}: quantization_config: quantised weights are not supported", file_name);
+    config.init_std = fields.number("initializer_range", 0.02);
     if (config.max_positions < 1)
-        user_error("{}: max_position_embeddings = {} is not positive", file_name,
-                   config.max_positions);
+        user_error("{}: {} = {} is not positive", file_name,
+                   config.gpt ? "n_positions" : "max_position_embeddings", config.max_positions);
     if (!(config.init_std >= 0))
         user_error("{}: initializer_range = {} is negative", file_name, config.init_std);
     config.default_seq = std::min<int64_t>(config.max_positions, 2048);
-    if (model_type != "llama") read_experts(fields, model_type, config);
-    read_rope(fields, config, defaults.rope_theta, unknown);
     understand_harmless(fields);
     if (unknown)
         for (const std::string& name : fields.not_understood()) unknown->push_back(name);

@@ -200,6 +200,25 @@ void Safetensors::add_rows(const std::string& name, const std::string& of, int64
     entries_.emplace(name, std::move(part));
 }
 
+void Safetensors::add_parts(const std::vector<std::string>& names, const std::string& of,
+                            bool transposed) {
+    const Entry whole = entries_.at(of);
+    const auto n = int64_t(names.size());
+    Shape shape = whole.shape;
+    if (transposed && shape.size() == 2) std::swap(shape[0], shape[1]);
+    if (shape.empty() || shape[0] % n != 0 || (transposed && shape.size() != 2))
+        user_error("{}: tensor \"{}\" of shape {} does not divide into {}", whole.file,
+                   printable(of), to_string(whole.shape), format_count(n, "part"));
+    shape[0] /= n;
+    for (int64_t i = 0; i < n; ++i) {
+        Entry part = whole;
+        part.shape = shape, part.bytes = whole.bytes / n;
+        part.column_stride = transposed ? whole.shape[1] : 0;
+        part.data += transposed ? i * shape[0] * dtype_bits().at(whole.dtype) / 8 : i * part.bytes;
+        entries_.emplace(names[size_t(i)], std::move(part));
+    }
+}
+
 void Safetensors::add_name(const std::string& name, const std::string& of) {
     entries_.emplace(name, entries_.at(of));
 }
@@ -232,18 +251,33 @@ void Safetensors::read(const std::string& name, const Shape& shape, const std::v
     }
     check(count == to.numel(), "read: the slice does not fit the tensor it is to fill");
     if (count == 0) return;
-    if (same && to.bytes() == entry.bytes) return to.copy_from_host(entry.data);
+    const int64_t stride = entry.column_stride;
+    if (same && to.bytes() == entry.bytes && stride == 0) return to.copy_from_host(entry.data);
 
     std::vector<unsigned char> host(size_t(to.bytes()));
     const int64_t to_bytes = dtype_bytes(to.dtype()), from_bytes = dtype_bits().at(entry.dtype) / 8;
-    unsigned char* next = host.data();
-    for_each_run(shape, ranges, 0, 0, [&](int64_t offset, int64_t run) {
+    const auto take = [&](unsigned char* next, int64_t offset, int64_t run) {
         if (same)
             std::memcpy(next, entry.data + offset * from_bytes, size_t(run * from_bytes));
         else
             convert(next, entry.data + offset * from_bytes, run);
-        next += run * to_bytes;
-    });
+    };
+    unsigned char* next = host.data();
+    if (stride > 0) {
+        const int64_t rows = ranges[0].size(), cols = ranges[1].size();
+        std::vector<unsigned char> column(size_t(rows * to_bytes));
+        for (int64_t c = 0; c < cols; ++c) {
+            take(column.data(), (ranges[1].begin + c) * stride + ranges[0].begin, rows);
+            for (int64_t r = 0; r < rows; ++r)
+                std::memcpy(next + (r * cols + c) * to_bytes, &column[size_t(r * to_bytes)],
+                            size_t(to_bytes));
+        }
+    } else {
+        for_each_run(shape, ranges, 0, 0, [&](int64_t offset, int64_t run) {
+            take(next, offset, run);
+            next += run * to_bytes;
+        });
+    }
     to.copy_from_host(host.data());
 }
 

@@ -33,6 +33,8 @@ public:
         const unsigned char* data;  // mapped; not necessarily aligned
         int64_t bytes;
         std::string file;
+        // Not 0: the matrix is stored transposed, its columns this many elements apart.
+        int64_t column_stride = 0;
     };
 
     static Safetensors file(const std::string& path);
@@ -45,6 +47,9 @@ public:
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     // Adds a name for rows first .. first + rows - 1 of the tensor `of`, which is read as a matrix.
     void add_rows(const std::string& name, const std::string& of, int64_t first, int64_t rows);
+    // Adds names for equal parts of the tensor `of`: ranges of a vector, or ranges of a matrix's
+    // rows; of its columns, as matrices of their own, if it is `transposed`.
+    void add_parts(const std::vector<std::string>& names, const std::string& of, bool transposed);
     void add_name(const std::string& name, const std::string& of);
     bool contains(const std::string& name) const { return entries_.count(name) > 0; }
 
@@ -68,6 +73,13 @@ private:
 inline constexpr int64_t default_shard_bytes =
     5'000'000'000;  // long the default of Hugging Face's save_pretrained
 
+// A tensor of a file, and the tensors of ours that it consists of: their rows one below the other,
+// transposed if it is a linear's weight, which GPT-2 stores as (inputs, outputs).
+struct FileTensor {
+    std::string name;
+    std::vector<std::string> parts;
+    bool transposed = false;
+};
 // Writes tensors one at a time, so that a technique with shards can gather a tensor, write it and
 // free it. The file is `dir`/`stem`.safetensors; above max_shard_bytes the files are
 // `dir`/`stem`-00001-of-00003.safetensors, ... with `dir`/`stem`.safetensors.index.json. Each file

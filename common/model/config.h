@@ -45,6 +45,8 @@ struct LlamaConfig {
     // A GPT-2 (gpt.h) instead of a Llama. It has max_positions learned positions.
     bool gpt = false;
 
+    // A feed-forward's: gate, up and down of SwiGLU, or up and down.
+    int64_t ffn_matrices() const { return gpt ? 2 : 3; }
     int64_t q_size() const { return heads * head_dim; }
     int64_t kv_size() const { return kv_heads * head_dim; }
     bool has_experts(int64_t layer) const {

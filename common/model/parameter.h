@@ -61,6 +61,8 @@ struct Parameter {
 
     Shape local_shape() const;
     int64_t local_numel() const { return numel(local_shape()); }
+    // Whether it belongs to a norm, whose backward adds its gradient together with dx.
+    bool of_norm() const { return name.find("norm.") != name.npos; }
     std::string part() const;  // "self_attn.q_proj" for model.layers.3.self_attn.q_proj.weight
 };
 
