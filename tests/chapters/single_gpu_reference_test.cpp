@@ -7,7 +7,7 @@
 namespace ultrascale::test {
 namespace {
 
-const char* const references[] = {"gqa_untied", "tied_head_dim", "llama3_bf16"};
+const char* const references[] = {"gqa_untied", "tied_head_dim", "llama3_bf16", "gpt2"};
 
 Json expected_of(const std::string& name) {
     return Json::parse(slurp(reference(name) + "/expected.json"));
@@ -79,8 +79,10 @@ TEST_P(Reference, SeesWrongOptionsAndConfigs) {
     for (const auto& entry : std::filesystem::directory_iterator(reference(GetParam())))
         std::filesystem::copy(entry, dir.path());
     const Json config = Json::parse(slurp(dir / "config.json"));
-    for (const auto& [field, value] :
-         {std::pair<const char*, Json>{"rms_norm_eps", 1e-3}, {"rope_theta", 9000.0}}) {
+    for (const auto& [field, value] : {std::pair<const char*, Json>{"rms_norm_eps", 1e-3},
+                                       {"rope_theta", 9000.0},
+                                       {"layer_norm_epsilon", 1e-3}}) {
+        if (!config.contains(field)) continue;
         Json changed = config;
         changed[field] = value;
         if (std::string(field) == "rope_theta" && changed.contains("rope_parameters"))

@@ -3,8 +3,8 @@
 
     python3 tests/reference/check_saved.py [--write] DIR
 
-DIR holds gqa_untied/, tied_head_dim/ and llama3_bf16/ as saved by our program after loading the
-references of those names (any of the three may be absent). Two ways to make them:
+DIR holds gqa_untied/, tied_head_dim/, llama3_bf16/ and gpt2/ as saved by our program after loading
+the references of those names (any of them may be absent). Two ways to make them:
 
     ULTRASCALE_SAVED_DIR=DIR build/cpu/unit_test \\
         --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
@@ -23,16 +23,17 @@ import sys
 
 import numpy as np
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from make_reference import HERE, LOGIT_TOKENS, fnv1a, keep_float64
 
-NAMES = ["gqa_untied", "tied_head_dim", "llama3_bf16"]
+NAMES = ["gqa_untied", "tied_head_dim", "llama3_bf16", "gpt2"]
 
 
 def largest_difference(saved, name):
-    model, report = LlamaForCausalLM.from_pretrained(saved, attn_implementation="eager",
-                                                     dtype=torch.float64, output_loading_info=True)
+    model, report = AutoModelForCausalLM.from_pretrained(saved, attn_implementation="eager",
+                                                         dtype=torch.float64,
+                                                         output_loading_info=True)
     problems = {key: value for key, value in report.items() if value}
     assert not problems, f"{saved}: {problems}"
     tokens = torch.from_numpy(np.fromfile(HERE / name / "tokens.bin",

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Makes the references under tests/reference/ with Hugging Face transformers.
 
-    python3 tests/reference/make_reference.py   # torch 2.15, transformers 5.23; a minute
+    python3 tests/reference/make_reference.py [NAME ...]   # torch 2.15, transformers 5.24; a minute
 
-It writes a folder that `--load` and `--data` read for each of three tiny Llamas:
+It writes a folder that `--load` and `--data` read for each of three tiny Llamas and a GPT-2 (or
+only for those that are named):
 
     gqa_untied    grouped-query attention, untied head; one fp32 file; config.json as
                   transformers 5 writes it
@@ -11,6 +12,7 @@ It writes a folder that `--load` and `--data` read for each of three tiny Llamas
                   fp32 file; config.json as transformers 4 wrote it, with null for rope_scaling
     llama3_bf16   rope_type llama3 (the legacy key "type"), untied; bf16, two shards with an index;
                   config.json as transformers 4 wrote it
+    gpt2          feed-forward of another size than 4 h, tied head; one fp32 file
 
 and in each folder expected.json: losses and gradient norms (before clipping) of AdamW steps, in
 float64 and in float32, and the logits of the first 16 tokens in float64.
@@ -25,11 +27,13 @@ random.json holds draws of common/core/random.h's generator, made here with NumP
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig,
+                          LlamaForCausalLM)
 from transformers.models.llama import modeling_llama
 
 HERE = pathlib.Path(__file__).parent
@@ -94,8 +98,8 @@ def write_random():
 
 # ---- transformers in true float64 ----------------------------------------------------------------
 def keep_float64():
-    """transformers computes norms, softmax and rotary angles in float32 whatever the dtype; here
-    they follow the dtype."""
+    """transformers computes a Llama's norms, softmax and rotary angles in float32 whatever the
+    dtype; here they follow the dtype."""
     def norm(self, x):
         mean_square = x.pow(2).mean(-1, keepdim=True)
         return self.weight * (x * torch.rsqrt(mean_square + self.variance_epsilon))
@@ -120,7 +124,7 @@ def keep_float64():
 
 
 def train(folder, dtype, steps):
-    model = LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype)
     tokens = torch.from_numpy(np.fromfile(folder / "tokens.bin", dtype=np.uint16).astype(np.int64))
     with torch.no_grad():
         logits = model(tokens[None, :LOGIT_TOKENS], use_cache=False).logits[0]
@@ -143,7 +147,7 @@ def train(folder, dtype, steps):
     return result, logits
 
 
-# ---- the three checkpoints -----------------------------------------------------------------------
+# ---- the checkpoints -----------------------------------------------------------------------------
 def make_tokens(vocab, count, seed):
     """A noisy walk, so that there is something to learn: the next token is often a fixed function
     of the last two."""
@@ -236,11 +240,30 @@ def write_llama3_bf16(folder):
     make_tokens(64, 32 * SEQ + 1, 3).tofile(folder / "tokens.bin")
 
 
+def write_gpt2(folder):
+    config = GPT2Config(vocab_size=101, n_positions=80, n_embd=40, n_layer=2, n_head=5, n_inner=96,
+                        bos_token_id=None, eos_token_id=None)
+    torch.manual_seed(4)
+    model = GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() == 2:  # a linear's weight is (inputs, outputs)
+                p.normal_(0, 0.2 if "wte" in name or "wpe" in name else 1.5 / p.shape[0] ** 0.5)
+            elif "ln_" in name and name.endswith("weight"):
+                p.uniform_(0.5, 1.5)
+            else:
+                p.normal_(0, 0.2)
+    model.save_pretrained(folder)
+    finish(folder)
+    make_tokens(101, 64 * SEQ + 1, 4).tofile(folder / "tokens.bin")
+
+
 def main():
     torch.set_num_threads(2)
     write_random()
     references = [("gqa_untied", write_gqa_untied, 8), ("tied_head_dim", write_tied_head_dim, 8),
-                  ("llama3_bf16", write_llama3_bf16, 4)]
+                  ("llama3_bf16", write_llama3_bf16, 4), ("gpt2", write_gpt2, 8)]
+    references = [r for r in references if r[0] in sys.argv[1:] or len(sys.argv) == 1]
     for name, write, _ in references:
         (HERE / name).mkdir(exist_ok=True)
         write(HERE / name)
