@@ -27,10 +27,10 @@ void gelu_backward(Tensor dx, Tensor dout, const Tensor& x);
 void column_sums(Tensor dbias, const Tensor& dy, const Tensor& addend = {});
 
 // ---- dropout with a mask that is kept -----------------------------------------------------------
-// As dropout() of ops.h; and mask, e4m3 of x's size, gets 1 for an element that is kept, else 0.
-void dropout_keeping_mask(Tensor y, Tensor mask, const Tensor& x, float p, const Random& random,
-                          uint64_t first, const Tensor& addend = {});
-// y = mask x / (1 - p): what dropout() would compute. y may be x.
-void dropout_by_mask(Tensor y, const Tensor& mask, const Tensor& x, float p);
+// mask (e4m3) = 1 for each element of a tensor that dropout() of ops.h would keep, else 0.
+void dropout_mask(Tensor mask, float p, const Random& random, uint64_t first);
+// y = mask x / (1 - p) + addend, if given. y may be x or addend.
+void dropout_by_mask(Tensor y, const Tensor& mask, const Tensor& x, float p,
+                     const Tensor& addend = {});
 
 }  // namespace ultrascale::ops

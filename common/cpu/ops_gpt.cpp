@@ -167,18 +167,35 @@ void column_sums(Tensor dbias, const Tensor& dy, const Tensor& addend) {
     add_blocks(dbias, sums.as<float>(), blocks, n, bool(addend));
 }
 
-void dropout_by_mask(Tensor y, const Tensor& mask, const Tensor& x, float p) {
+void dropout_mask(Tensor mask, float p, const Random& random, uint64_t first) {
+    const int64_t n = mask.numel();
+    OpSpan span("dropout_mask", double(n), bytes_of(mask));
+    e4m3* keeps = mask.as<e4m3>();
+    const auto last = first + uint64_t(n);
+#pragma omp parallel for if (n > parallel_threshold / 16)
+    for (uint64_t block = first / 4; block < (last + 3) / 4; ++block) {
+        const auto uniforms = random.uniforms(block);
+        for (uint64_t at = std::max(first, 4 * block); at < std::min(last, 4 * block + 4); ++at)
+            store(keeps[at - first], uniforms[at % 4] > p ? 1.0f : 0.0f);
+    }
+}
+
+void dropout_by_mask(Tensor y, const Tensor& mask, const Tensor& x, float p, const Tensor& addend) {
     const int64_t n = x.numel();
-    check(y.numel() == n && mask.numel() == n, "dropout_by_mask: x, y and mask are of one size");
-    OpSpan span("dropout_by_mask", double(n), bytes_of(y, x, mask));
+    check(y.numel() == n && mask.numel() == n && (!addend || addend.numel() == n),
+          "dropout_by_mask: x, y, mask and the addend are of one size");
+    OpSpan span("dropout_by_mask", 2.0 * double(n),
+                bytes_of(y, x, mask) + (addend ? bytes_of(addend) : 0));
     const float factor = 1 / (1 - p);
     with_type(x.dtype(), [&]<class T>(T) {
-        const T* from = x.as<T>();
+        const T *from = x.as<T>(), *add = addend ? addend.as<T>() : nullptr;
         const e4m3* keeps = mask.as<e4m3>();
         T* to = y.as<T>();
-#pragma omp parallel for simd if (n > parallel_threshold)
-        for (int64_t i = 0; i < n; ++i)
-            store(to[i], keeps[i].bits ? float(from[i]) * factor : 0.0f);
+#pragma omp parallel for if (n > parallel_threshold)
+        for (int64_t i = 0; i < n; ++i) {
+            const float kept = keeps[i].bits ? float(from[i]) * factor : 0.0f;
+            store(to[i], kept + (add ? float(add[i]) : 0.0f));
+        }
     });
 }
 

@@ -50,40 +50,50 @@ struct Dropout {
     // y = dropout(x) (+ addend).
     void forward(Tensor y, const Tensor& x, const std::string& path, Saved& saved,
                  const Context& context, const Tensor& addend = {}) const {
+        const auto matrix = [&](const Tensor& t) { return t ? t.view({x.rows(), x.cols()}) : t; };
+        const Tensor to = matrix(y), from = matrix(x), add = matrix(addend);
         const bool keeps = keeps_masks && saved.enabled();
-        Tensor mask = keeps ? activation({x.rows(), x.cols()}, DType::e4m3) : Tensor();
-        apply(y, x, mask, path, context, addend);
-        if (keeps) saved.keep("mask", std::move(mask));
+        const Tensor mask = keeps ? activation(to.shape(), DType::e4m3) : Tensor();
+        for_each_range(x, path, context, [&](Range rows, const Random& random, uint64_t first) {
+            const auto part = [&](const Tensor& t) {
+                return t ? t.slice(rows.begin, rows.end) : t;
+            };
+            if (!keeps) return ops::dropout(part(to), part(from), p, random, first, part(add));
+            ops::dropout_mask(part(mask), p, random, first);
+            ops::dropout_by_mask(part(to), part(mask), part(from), p, part(add));
+        });
+        if (keeps) saved.keep("mask", mask);
     }
     // Returns the gradient of x. (Not in place: dy is the residual's gradient, too.)
     Tensor backward(const Tensor& dy, const std::string& path, Saved& saved,
                     const Context& context) const {
         Tensor dx = activation_like(dy);
-        if (keeps_masks)
+        if (keeps_masks) {
             ops::dropout_by_mask(dx, saved.take("mask"), dy, p);
-        else
-            apply(dx, dy, {}, path, context);
+            return dx;
+        }
+        const Tensor to = dx.view({dy.rows(), dy.cols()}), from = dy.view(to.shape());
+        for_each_range(dy, path, context, [&](Range rows, const Random& random, uint64_t first) {
+            ops::dropout(to.slice(rows.begin, rows.end), from.slice(rows.begin, rows.end), p,
+                         random, first);
+        });
         return dx;
     }
 
 private:
-    void apply(Tensor y, const Tensor& x, Tensor mask, const std::string& path,
-               const Context& context, const Tensor& addend = {}) const {
+    // Calls part(rows of x, their random numbers: stream and first) for tokens that follow each
+    // other.
+    template <class Part>
+    void for_each_range(const Tensor& x, const std::string& path, const Context& context,
+                        Part part) const {
         const Random random(seed, "dropout " + path);
-        const int64_t rows = x.rows(), h = x.cols();
-        const auto matrix = [&](const Tensor& t) { return t ? t.view({rows, h}) : Tensor(); };
-        const Tensor to = matrix(y), from = matrix(x), add = matrix(addend), keeps = matrix(mask);
         const auto first = uint64_t(context.batch.first_sample * context.batch.sample_length());
-        const auto part = [&](int64_t row, int64_t token, int64_t count) {
-            const auto slice = [&](const Tensor& t) {
-                return t ? t.slice(row, row + count) : Tensor();
-            };
-            ops::dropout_keeping_mask(slice(to), slice(keeps), slice(from), p, random,
-                                      (first + uint64_t(token)) * uint64_t(h), slice(add));
+        const auto call = [&](const TokenRange& t) {
+            part(Range{t.first_row, t.first_row + t.count}, random,
+                 (first + uint64_t(t.first_token)) * uint64_t(x.cols()));
         };
-        if (!tokens) return part(0, 0, rows);
-        for (const TokenRange& range : tokens(rows))
-            part(range.first_row, range.first_token, range.count);
+        if (!tokens) return call({0, 0, x.rows()});
+        for (const TokenRange& range : tokens(x.rows())) call(range);
     }
 };
 
