@@ -30,11 +30,12 @@ struct Product {
     int64_t M, N, K;
     bool ta, tb;
     DType in, out;
-    float beta;        // 1: adds c
+    float beta;  // 1: adds c
+    bool bias;
     int alignment[4];  // of a, b, c, d in bytes, up to 16
     auto key() const {
-        return std::tuple(M, N, K, ta, tb, in, out, beta, alignment[0], alignment[1], alignment[2],
-                          alignment[3]);
+        return std::tuple(M, N, K, ta, tb, in, out, beta, bias, alignment[0], alignment[1],
+                          alignment[2], alignment[3]);
     }
     bool operator<(const Product& other) const { return key() < other.key(); }
 };
@@ -62,6 +63,11 @@ public:
                                                     sizeof first));
         cublas_check(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_TRANSB,
                                                     &second, sizeof second));
+        if (s.bias) {
+            const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+            cublas_check(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_EPILOGUE,
+                                                        &epilogue, sizeof epilogue));
+        }
         const auto layout = [](DType dtype, int64_t rows,
                                int64_t cols) {  // of a row-major matrix, read by columns
             cublasLtMatrixLayout_t l;
@@ -93,6 +99,12 @@ public:
         candidates_.resize(size_t(found));
     }
 
+    // The bias of the products that follow. (Its rows are what cuBLAS sees as columns.)
+    void set_bias(const void* bias) const {
+        cublas_check(cublasLtMatmulDescSetAttribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                    &bias, sizeof bias));
+    }
+
     void run(const void* a, const void* b, const void* c, void* d) const {
         run(candidates_.front(), a, b, c, d);
     }
@@ -121,11 +133,11 @@ private:
 };
 
 Plan& plan_for(const Product& shape, const Tensor& a, const Tensor& b, const void* c,
-               const Tensor& d) {
+               const Tensor& d, const Tensor& bias) {
     static auto& plans = *new std::map<Product, Plan>;
-    auto it = plans.find(shape);
-    if (it != plans.end()) return it->second;
-    it = plans.emplace(shape, Plan(shape)).first;
+    auto [it, is_new] = plans.try_emplace(shape, shape);
+    if (bias) it->second.set_bias(bias.data());
+    if (!is_new) return it->second;
     if (tuned(shape)) {
         if (c == d.data()) {  // d's values are still needed
             Tensor scratch = Tensor::zeros(d.shape(), d.dtype(), Memory::workspace);
@@ -140,7 +152,7 @@ Plan& plan_for(const Product& shape, const Tensor& a, const Tensor& b, const voi
 }  // namespace
 
 void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
-            const Tensor& addend) {
+            const Tensor& addend, const Tensor& bias) {
     const bool at = ta == Transpose::yes, bt = tb == Transpose::yes;
     const int64_t M = at ? a.cols() : a.rows(), K = at ? a.rows() : a.cols(),
                   N = bt ? b.rows() : b.cols();
@@ -148,8 +160,10 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
     check(d.numel() == M * N && (M == 0 || d.cols() == N), "matmul: d is (M, N)");
     check(!addend || addend.numel() == M * N, "matmul: addend is (M, N)");
     check(a.dtype() == b.dtype(), "matmul: a and b share their dtype");
-    const double bytes =
-        double(d.bytes() + a.bytes() + b.bytes()) + (addend ? double(addend.bytes()) : 0);
+    check(!bias || (bias.numel() == N && bias.dtype() == d.dtype()),
+          "matmul: bias is (N), of d's dtype");
+    const double bytes = double(d.bytes() + a.bytes() + b.bytes()) +
+                         (addend ? double(addend.bytes()) : 0) + (bias ? double(bias.bytes()) : 0);
     OpSpan span("matmul", 2.0 * double(M) * double(N) * double(K), bytes);
     if (M == 0 || N == 0) return;
     const void* c = addend ? addend.data() : d.data();
@@ -158,6 +172,7 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
         c = d.data();
     }
     if (K == 0) {  // an empty sum
+        check(!bias, "matmul: an empty sum has no bias");
         if (!addend) device_zero(d.data(), d.bytes());
         return;
     }
@@ -170,8 +185,9 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
         a.dtype(),
         d.dtype(),
         addend ? 1.0f : 0.0f,
+        bool(bias),
         {alignment_of(a.data()), alignment_of(b.data()), alignment_of(c), alignment_of(d.data())}};
-    plan_for(shape, a, b, addend ? c : nullptr, d).run(a.data(), b.data(), c, d.data());
+    plan_for(shape, a, b, addend ? c : nullptr, d, bias).run(a.data(), b.data(), c, d.data());
 }
 
 }  // namespace ultrascale::ops

@@ -13,6 +13,7 @@
 #include <cublas_v2.h>
 
 #include "attention.cuh"
+#include "core/ops_gpt.h"
 #include "cuda/ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -152,10 +153,54 @@ void sum_over_group(const Tensor& out, int64_t b, const AttentionSizes& n, float
     });
 }
 
+// ---- dropout ------------------------------------------------------------------------------------
+
+// Of a tensor (B, H, Tq, Tk), the part of sequence b.
+Tensor of_sequence(const Tensor& x, int64_t b, const AttentionSizes& n) {
+    return x.view({n.B, n.H * n.Tq * n.Tk}).slice(b, b + 1);
+}
+uint64_t first_number(const ProbabilityDropout& dropout, int64_t b) {
+    return dropout.first + uint64_t(b) * dropout.per_sequence;
+}
+
+// Sequence b's probabilities after dropout, (1, H Tq Tk).
+Tensor drop(const ProbabilityDropout* dropout, const Tensor& probabilities, int64_t b,
+            const AttentionSizes& n) {
+    const Tensor p = of_sequence(probabilities, b, n);
+    if (!dropout) return p;
+    if (!dropout->mask) {
+        const Tensor dropped = Tensor::empty(p.shape(), p.dtype(), Memory::workspace);
+        ops::dropout(dropped, p, dropout->p, dropout->random, first_number(*dropout, b));
+        return dropped;
+    }
+    const Tensor mask = of_sequence(dropout->mask, b, n),
+                 dropped = of_sequence(dropout->dropped, b, n);
+    dropout_mask(mask, dropout->p, dropout->random, first_number(*dropout, b));
+    dropout_by_mask(dropped, mask, p, dropout->p);
+    return dropped;
+}
+// The same in backward, which finds what forward kept.
+Tensor dropped_again(const ProbabilityDropout* dropout, const Tensor& probabilities, int64_t b,
+                     const AttentionSizes& n) {
+    return dropout && dropout->dropped ? of_sequence(dropout->dropped, b, n)
+                                       : drop(dropout, probabilities, b, n);
+}
+
+// dp (1, H, Tq, Tk), the gradient of what dropout returned, becomes that of the probabilities.
+void drop_gradient(const ProbabilityDropout* dropout, const Tensor& dp, int64_t b,
+                   const AttentionSizes& n) {
+    if (!dropout) return;
+    if (dropout->mask)
+        dropout_by_mask(dp, of_sequence(dropout->mask, b, n), dp, dropout->p);
+    else
+        ops::dropout(dp, dp, dropout->p, dropout->random, first_number(*dropout, b));
+}
+
 }  // namespace
 
 void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, const Tensor& k,
-                             const Tensor& v, const AttentionMask& mask) {
+                             const Tensor& v, const AttentionMask& mask,
+                             const ProbabilityDropout* dropout) {
     const AttentionSizes n = attention_sizes(q, k, v);
     check(o.shape() == q.shape(), "attention_naive_forward: o is (B, Tq, H, D)");
     check(probabilities.numel() == n.B * n.H * n.Tq * n.Tk,
@@ -167,7 +212,7 @@ void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, co
     const DeviceMask visible = device_mask(in_keys, n);
     const Tensor scores = Tensor::empty({n.H, n.Tq, n.Tk}, DType::fp32, Memory::workspace);
     for (int64_t b = 0; b < n.B; ++b) {
-        const Matrices s = pairs(scores, 0, n), p = pairs(probabilities, b, n);
+        const Matrices s = pairs(scores, 0, n);
         const Matrices qs = sequence(q, b, n.group()), ks = sequence(k, b, 1),
                        vs = sequence(v, b, 1), os = sequence(o, b, n.group());
         for (int64_t g = 0; g < n.group(); ++g)
@@ -178,6 +223,8 @@ void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, co
             (data<T>(probabilities) + b * scores.numel(), scores.as<float>(), b, n.H * n.Tq,
              visible);
         });
+        const Tensor dropped = drop(dropout, probabilities, b, n);
+        const Matrices p = pairs(dropped, 0, n);
         for (int64_t g = 0; g < n.group(); ++g)
             multiply(n.K, n.Tq, n.D, n.Tk, 1, p.query_head(g, n.Tq * n.Tk), Transpose::no, vs,
                      Transpose::no, 0, os.query_head(g, n.D));
@@ -185,7 +232,8 @@ void attention_naive_forward(Tensor o, Tensor probabilities, const Tensor& q, co
 }
 
 void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, const Tensor& q,
-                              const Tensor& k, const Tensor& v, const Tensor& probabilities) {
+                              const Tensor& k, const Tensor& v, const Tensor& probabilities,
+                              const ProbabilityDropout* dropout) {
     const AttentionSizes n = attention_sizes(q, k, v);
     check(dout.shape() == q.shape() && dq.shape() == q.shape(),
           "attention_naive_backward: dout, dq are (B, Tq, H, D)");
@@ -203,13 +251,14 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
     const Tensor ds =
         q.dtype() == DType::fp32 ? dp : Tensor::empty(dp.shape(), q.dtype(), Memory::workspace);
     for (int64_t b = 0; b < n.B; ++b) {
-        const Matrices dps = pairs(dp, 0, n), dss = pairs(ds, 0, n), p = pairs(probabilities, b, n);
+        const Matrices dps = pairs(dp, 0, n), dss = pairs(ds, 0, n);
         const Matrices qs = sequence(q, b, n.group()), douts = sequence(dout, b, n.group()),
                        dqs = sequence(dq, b, n.group());
         const Matrices ks = sequence(k, b, 1), vs = sequence(v, b, 1);
         for (int64_t g = 0; g < n.group(); ++g)
             multiply(n.K, n.Tq, n.Tk, n.D, 1, douts.query_head(g, n.D), Transpose::no, vs,
                      Transpose::yes, 0, dps.query_head(g, n.Tq * n.Tk));
+        drop_gradient(dropout, dp, b, n);
         with_type(q.dtype(), [&]<class T>(T) {
             LAUNCH(softmax_backward<T>, blocks_for(n.H * n.Tq), threads, 0)
             (data<T>(ds), dp.as<float>(), data<T>(probabilities) + b * dp.numel(), n.H * n.Tq,
@@ -219,7 +268,8 @@ void attention_naive_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dou
             multiply(n.K, n.Tq, n.D, n.Tk, n.scale(), dss.query_head(g, n.Tq * n.Tk), Transpose::no,
                      ks, Transpose::no, 0, dqs.query_head(g, n.D));
         sum_over_group(dk, b, n, n.scale(), dss, qs);
-        sum_over_group(dv, b, n, 1, p, douts);
+        const Tensor dropped = dropped_again(dropout, probabilities, b, n);
+        sum_over_group(dv, b, n, 1, pairs(dropped, 0, n), douts);
     }
 }
 

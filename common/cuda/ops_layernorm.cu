@@ -1,0 +1,273 @@
+// LayerNorm: y = (x - mean) * rstd * weight + bias with rstd = 1 / sqrt(variance + eps).
+//
+// Forward: reads x and writes y once; a warp (or, for long rows, a block) takes one row and keeps
+// it in registers for the mean, the variance and the product.
+//
+// Backward, with xhat = (x - mean) rstd and g = dy weight:
+//   dx = rstd (g - mean(g) - xhat mean(g xhat)),  dweight = sum of dy xhat,  dbias = sum of dy.
+// Reads dy, x and dresidual and writes dx once. Each block processes many rows, each thread its own
+// columns of them, and sums dweight and dbias in registers; a second kernel adds the blocks' sums
+// in order.
+#include "column_sums.cuh"
+#include "core/ops_gpt.h"
+#include "rmsnorm_row.cuh"
+
+namespace ultrascale::ops {
+
+namespace {
+
+constexpr int threads = 256;
+
+// ---- forward ------------------------------------------------------------------------------------
+
+template <int group>
+__device__ float group_sum(float x) {
+    if constexpr (group == 32)
+        return warp_sum(x);
+    else
+        return block_sum<group>(x);
+}
+
+// As RMSNorm's: `group` threads handle a row of h elements, at most group * packs_kept * n.
+template <int group, int n, class T>
+__global__ void __launch_bounds__(group == 32 ? 256 : group)
+    forward_kept(T* y, float* statistics, const T* x, const T* weight, const T* bias, float eps,
+                 int64_t N, int h) {
+    const int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= N) return;  // the whole group
+    x += row * h, y += row * h;
+    float values[packs_kept][n], sum = 0, squares = 0;
+#pragma unroll
+    for (int p = 0; p < packs_kept; ++p) {
+        to_floats(values[p], load_up_to<n>(x, (p * group + int(threadIdx.x)) * n, h));
+#pragma unroll
+        for (int j = 0; j < n; ++j) sum += values[p][j];
+    }
+    const float mean = group_sum<group>(sum) / float(h);
+#pragma unroll
+    for (int p = 0; p < packs_kept; ++p)
+        if ((p * group + int(threadIdx.x)) * n < h)
+#pragma unroll
+            for (int j = 0; j < n; ++j)
+                values[p][j] -= mean, squares += values[p][j] * values[p][j];
+    const float rstd = rsqrtf(group_sum<group>(squares) / float(h) + eps);
+    if (threadIdx.x == 0) statistics[2 * row] = mean, statistics[2 * row + 1] = rstd;
+#pragma unroll
+    for (int p = 0; p < packs_kept; ++p) {
+        const int i = (p * group + int(threadIdx.x)) * n;
+        if (i >= h) continue;
+        float w[n], b[n];
+        to_floats(w, load<n>(weight + i)), to_floats(b, load<n>(bias + i));
+#pragma unroll
+        for (int j = 0; j < n; ++j) w[j] = values[p][j] * rstd * w[j] + b[j];
+        store(y + i, from_floats<T>(w));
+    }
+}
+
+// Rows of any length and alignment, read three times (later from a cache).
+template <class T>
+__global__ void __launch_bounds__(threads)
+    forward_any(T* y, float* statistics, const T* x, const T* weight, const T* bias, float eps,
+                int64_t h) {
+    const int64_t row = blockIdx.x;
+    x += row * h, y += row * h;
+    float sum = 0, squares = 0;
+    for (int64_t i = threadIdx.x; i < h; i += threads) sum += to_float(x[i]);
+    const float mean = block_sum<threads>(sum) / float(h);
+    for (int64_t i = threadIdx.x; i < h; i += threads) {
+        const float d = to_float(x[i]) - mean;
+        squares += d * d;
+    }
+    const float rstd = rsqrtf(block_sum<threads>(squares) / float(h) + eps);
+    if (threadIdx.x == 0) statistics[2 * row] = mean, statistics[2 * row + 1] = rstd;
+    for (int64_t i = threadIdx.x; i < h; i += threads)
+        y[i] =
+            from_float<T>((to_float(x[i]) - mean) * rstd * to_float(weight[i]) + to_float(bias[i]));
+}
+
+// ---- backward -----------------------------------------------------------------------------------
+
+// Where the blocks' parts of dweight and dbias go: (blocks, h) each.
+struct Partial {
+    float *weight, *bias;
+};
+
+// A block has 1024 threads; `row_threads` of them work on a row, each on one pack of its columns:
+// row_threads * n is at least h. The next row is loaded while this one's sums are reduced.
+// dresidual may be dx.
+constexpr int backward_threads = 1024;
+template <int row_threads, bool has_residual, int n, class T>
+__global__ void __launch_bounds__(backward_threads, 1)
+    backward_kept(T* dx, Partial partial, const T* dy, const T* x, const float* statistics,
+                  const T* weight, const T* dresidual, int64_t N, int h) {
+    constexpr int rows = backward_threads / row_threads, warps = row_threads / 32;
+    __shared__ float sums[2][rows][warps], dots[2][rows][warps];
+    alignas(16) __shared__ float all[backward_threads * n];
+    const int thread = threadIdx.x % row_threads, group = threadIdx.x / row_threads,
+              column = thread * n;
+    const bool mine = column < h;
+    const int64_t first_row = int64_t(blockIdx.x) * rows + group, step = int64_t(gridDim.x) * rows;
+    float w[n] = {}, dweight[n] = {}, dbias[n] = {};
+    if (mine) to_floats(w, load<n>(weight + column));
+    Pack<T, n> dys, xs, residuals;
+    const auto fetch = [&](int64_t row) {
+        if (!mine || row >= N) return;
+        dys = load<n>(dy + row * h + column), xs = load<n>(x + row * h + column);
+        if constexpr (has_residual) residuals = load<n>(dresidual + row * h + column);
+    };
+    fetch(first_row);
+    int parity = 0;
+    for (int64_t row = first_row; row - group < N; row += step) {  // equally often for all groups
+        const bool here = mine && row < N;
+        float d[n] = {}, xhat[n] = {}, r[n] = {}, sum = 0, dot = 0, rstd = 0;
+        if (here) {
+            const float mean = statistics[2 * row];
+            rstd = statistics[2 * row + 1];
+            to_floats(d, dys), to_floats(xhat, xs);
+            if constexpr (has_residual) to_floats(r, residuals);
+#pragma unroll
+            for (int j = 0; j < n; ++j) {
+                xhat[j] = (xhat[j] - mean) * rstd;
+                dweight[j] += d[j] * xhat[j], dbias[j] += d[j];
+                d[j] *= w[j];
+                sum += d[j], dot += d[j] * xhat[j];
+            }
+        }
+        fetch(row + step);
+        // Two buffers alternate, so the next row's sums do not overwrite these while some threads
+        // still read them.
+        sum = warp_sum(sum), dot = warp_sum(dot);
+        if (threadIdx.x % 32 == 0)
+            sums[parity][group][thread / 32] = sum, dots[parity][group][thread / 32] = dot;
+        __syncthreads();
+        sum = 0, dot = 0;
+#pragma unroll
+        for (int i = 0; i < warps; ++i)
+            sum += sums[parity][group][i], dot += dots[parity][group][i];
+        parity ^= 1;
+        if (!here) continue;
+        sum /= float(h), dot /= float(h);
+#pragma unroll
+        for (int j = 0; j < n; ++j) r[j] += rstd * (d[j] - sum - xhat[j] * dot);
+        store(dx + row * h + column, from_floats<T>(r));
+    }
+    // Adds the groups' sums in order, through shared memory.
+    let_next_kernel_start();
+    const auto add_groups = [&](const float(&own)[n], float* to) {
+        __syncthreads();
+        store_floats<n>(all + threadIdx.x * n, own);
+        __syncthreads();
+        for (int i = threadIdx.x; i < h; i += backward_threads) {
+            float total = 0;
+#pragma unroll
+            for (int g = 0; g < rows; ++g) total += all[g * row_threads * n + i];
+            to[int64_t(blockIdx.x) * h + i] = total;
+        }
+    };
+    add_groups(dweight, partial.weight), add_groups(dbias, partial.bias);
+}
+
+// Rows of any length and alignment, read twice; dweight and dbias are summed in `partial` itself,
+// each column by one thread.
+template <class T>
+__global__ void __launch_bounds__(threads)
+    backward_any(T* dx, Partial partial, const T* dy, const T* x, const float* statistics,
+                 const T* weight, const T* dresidual, int64_t N, int64_t h) {
+    partial.weight += blockIdx.x * h, partial.bias += blockIdx.x * h;
+    for (int64_t i = threadIdx.x; i < h; i += threads) partial.weight[i] = partial.bias[i] = 0;
+    for (int64_t row = blockIdx.x; row < N; row += gridDim.x) {
+        const T *dys = dy + row * h, *xs = x + row * h;
+        const float mean = statistics[2 * row], rstd = statistics[2 * row + 1];
+        float sum = 0, dot = 0;
+        for (int64_t i = threadIdx.x; i < h; i += threads) {
+            const float g = to_float(dys[i]) * to_float(weight[i]);
+            sum += g, dot += g * (to_float(xs[i]) - mean) * rstd;
+        }
+        sum = block_sum<threads>(sum) / float(h), dot = block_sum<threads>(dot) / float(h);
+        for (int64_t i = threadIdx.x; i < h; i += threads) {
+            const float d = to_float(dys[i]), xhat = (to_float(xs[i]) - mean) * rstd;
+            const float residual = dresidual ? to_float(dresidual[row * h + i]) : 0.0f;
+            partial.weight[i] += d * xhat, partial.bias[i] += d;
+            dx[row * h + i] =
+                from_float<T>(residual + rstd * (d * to_float(weight[i]) - sum - xhat * dot));
+        }
+    }
+}
+
+template <class T, class W>
+void backward(T* dx, W* dweight, W* dbias, const T* dy, const T* x, const float* statistics,
+              const T* weight, const T* dresidual, int64_t N, int64_t h) {
+    constexpr int n = pack_size<T>;
+    const bool kept = packs_fit<T>(h, {dx, dy, x, weight, dresidual}) && h <= 1024 * n;
+    const int row_threads = h <= 128 * n ? 128 : h <= 512 * n ? 512 : 1024;
+    const int blocks = int(std::min(kept ? ceil_div(N, backward_threads / row_threads) : N,
+                                    int64_t((kept ? 1 : 4) * multiprocessors())));
+    const Tensor sums = Tensor::empty({2, blocks, h}, DType::fp32, Memory::workspace);
+    const Partial partial{sums.as<float>(), sums.as<float>() + blocks * h};
+    const auto start = [&](auto kernel) {
+        LAUNCH(kernel, blocks, backward_threads, 0)
+        (dx, partial, dy, x, statistics, weight, dresidual, N, int(h));
+    };
+    const auto start_rows = [&]<int row_threads>(std::integral_constant<int, row_threads>) {
+        dresidual ? start(backward_kept<row_threads, true, n, T>)
+                  : start(backward_kept<row_threads, false, n, T>);
+    };
+    if (!kept) LAUNCH(backward_any<T>, blocks, threads, 0)
+    (dx, partial, dy, x, statistics, weight, dresidual, N, h);
+    else if (row_threads == 128) start_rows(std::integral_constant<int, 128>());
+    else if (row_threads == 512) start_rows(std::integral_constant<int, 512>());
+    else start_rows(std::integral_constant<int, 1024>());
+    const auto finish = [&](W* to, const float* from) {
+        LAUNCH_EARLY(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)
+        (to, from, blocks, h);
+    };
+    finish(dweight, partial.weight), finish(dbias, partial.bias);
+}
+
+}  // namespace
+
+void layernorm_forward(Tensor y, Tensor statistics, const Tensor& x, const Tensor& weight,
+                       const Tensor& bias, float eps) {
+    const int64_t N = x.rows(), h = x.cols();
+    check(y.numel() == N * h && statistics.numel() == 2 * N && weight.numel() == h &&
+              bias.numel() == h,
+          "layernorm_forward: y, x (N, h), statistics (N, 2), weight, bias (h)");
+    OpSpan span("layernorm_forward", 7.0 * double(N * h), bytes_of(y, statistics, x, weight, bias));
+    if (N == 0) return;
+    with_type(x.dtype(), [&]<class T>(T) {
+        constexpr int n = pack_size<T>;
+        T* to = data<T>(y);
+        const T *from = data<T>(x), *w = data<T>(weight), *b = data<T>(bias);
+        float* s = statistics.as<float>();
+        if (!packs_fit<T>(h, {to, from, w, b}) || h > longest_kept<n>())
+            LAUNCH(forward_any<T>, unsigned(N), threads, 0)(to, s, from, w, b, eps, h);
+        else
+            with_group<n>(N, h, [&](auto group, unsigned blocks, dim3 block) {
+                LAUNCH((forward_kept<group, n, T>), blocks, block, 0)
+                (to, s, from, w, b, eps, N, int(h));
+            });
+    });
+}
+
+void layernorm_backward(Tensor dx, Tensor dweight, Tensor dbias, const Tensor& dy, const Tensor& x,
+                        const Tensor& statistics, const Tensor& weight, const Tensor& dresidual) {
+    const int64_t N = x.rows(), h = x.cols();
+    check(dx.numel() == N * h && dy.numel() == N * h, "layernorm_backward: dx, dy, x are (N, h)");
+    check(statistics.numel() == 2 * N && weight.numel() == h && dweight.numel() == h &&
+              dbias.numel() == h,
+          "layernorm_backward: statistics (N, 2), weight, dweight, dbias (h)");
+    check(!dresidual || dresidual.numel() == N * h, "layernorm_backward: dresidual is (N, h)");
+    OpSpan span("layernorm_backward", 14.0 * double(N * h),
+                bytes_of(dx, dy, x, statistics, weight, dweight, dbias) +
+                    (dresidual ? bytes_of(dresidual) : 0));
+    if (N == 0) return;
+    with_type(x.dtype(), [&]<class T>(T) {
+        with_type(dweight.dtype(), [&]<class W>(W) {
+            backward(data<T>(dx), data<W>(dweight), data<W>(dbias), data<T>(dy), data<T>(x),
+                     statistics.as<float>(), data<T>(weight),
+                     dresidual ? data<T>(dresidual) : nullptr, N, h);
+        });
+    });
+}
+
+}  // namespace ultrascale::ops
