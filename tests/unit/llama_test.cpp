@@ -141,7 +141,7 @@ TEST(Units, KeepALayersInputOnlyWithFullRecomputation) {
     model->forward_unit(model->units()[1], x, layer, context);
     std::vector<std::string> paths;
     layer.for_each([&](const std::string& path, const Tensor&) { paths.push_back(path); });
-    EXPECT_EQ(paths, std::vector<std::string>{"layers.0.checkpoint"});
+    EXPECT_EQ(paths, std::vector<std::string>{"layers.0/checkpoint"});
 }
 
 TEST(Units, HoldEveryParameterAndATiedOneTwice) {
