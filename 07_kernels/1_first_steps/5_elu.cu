@@ -1,9 +1,5 @@
-// ELU: y = x if x > 0, else exp(x) - 1. It is the playbook's example of how torch.compile and
-// Triton compile a few element-wise operations.
-//
-// As separate operations (compare, exp, subtract, select) it would move the tensor through memory
-// four times; in one kernel the intermediate values stay in registers. exp takes some instructions,
-// but far fewer than there is time for while memory delivers the data.
+// ELU in one kernel: the intermediate values stay in registers, and only x and y go through memory.
+// exp takes some instructions, but far fewer than there is time for while memory delivers the data.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
@@ -21,7 +17,7 @@ void run(const Arguments& args) {
     (args.out.as<float>(), args.in[0].as<float>(), n);
 }
 
-const Registered here{"elu", "four operations in one kernel", run};
+const Registered here{"elu", "all operations in one kernel", run};
 
 }  // namespace
 }  // namespace ultrascale::kernels
