@@ -1,7 +1,7 @@
-// ELU: y = x if x >= 0, else alpha (exp(x) - 1), with one kernel for each operation. So does PyTorch
-// if it is not told to compile torch.where(x < 0, alpha * (torch.exp(x) - 1), x), with which the
-// playbook begins its section on kernels. Each result goes to memory, and the next kernel reads it
-// from there.
+// ELU: y = x if x >= 0, else alpha (exp(x) - 1), with one kernel for each operation. That is what
+// PyTorch does if it is not told to compile torch.where(x < 0, alpha * (torch.exp(x) - 1), x), with
+// which the playbook begins its section on kernels. Each result goes to memory, and the next kernel
+// reads it from there.
 //
 //     negative = x < 0                     read 4       write 1    bytes per element
 //     e        = exp(x)                    read 4       write 4
@@ -10,8 +10,8 @@
 //     y        = negative ? scaled : x     read 1+4+4   write 4
 //                                          together 42, where 8 are needed: 5.25 times as many
 //
-// None of these operations takes time worth mentioning: they all wait for memory. Fusing them, which
-// is what torch.compile does, takes away the bytes and four launches.
+// All of them wait for memory. Fusing them, which is what torch.compile does, takes away the bytes
+// and four launches.
 #include "../kernel.h"
 
 namespace ultrascale::kernels {
