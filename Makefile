@@ -202,8 +202,9 @@ PROGRAMS := $(addprefix $(BUILD)/,$(CHAPTERS))
 chapter_kernels = $(if $(filter cuda,$(BACKEND)),$(wildcard $(1)/*.cu))
 chapter_sources = $(sort $(chapter_kernels) $(filter-out $(patsubst %.cu,%.cpp,$(chapter_kernels)),\
                     $(filter-out $(KERNELS:=/%),$(wildcard $(1)/*.cpp $(1)/*/*.cpp))))
-KERNEL_OBJECTS := $(call objects,$(sort $(EXECUTOR_SOURCES) $(wildcard \
-                    07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp 07_kernels/*/*.cu)))
+KERNEL_OBJECTS := $(call objects,$(sort $(EXECUTOR_SOURCES) $(filter-out 07_kernels/python/%,\
+                    $(wildcard 07_kernels/*.cpp 07_kernels/*.cu 07_kernels/*/*.cpp \
+                      07_kernels/*/*.cu))))
 COMM_OBJECTS := $(call objects,$(sort $(wildcard tests/ranks/*.cpp)))
 UNIT_OBJECTS := $(call objects,$(sort $(wildcard tests/unit/*.cpp) \
                   09_5d_parallel/planner/hardware.cpp))
@@ -223,7 +224,7 @@ BENCHES  := $(patsubst tests/bench/%.cpp,$(BUILD)/%,$(wildcard tests/bench/*.cpp
 
 .PHONY: all help demo pictures mpirun test test-all test-nodes compute-sanitizer run bench fuzz \
         deps format clean bits options test-programs all-test-programs exercise grade solutions \
-        clinic prove course slides $(CHAPTERS)
+        clinic prove course slides python $(CHAPTERS)
 LONGEST_FIRST := 09_5d_parallel $(CHAPTERS)
 all: $(LONGEST_FIRST) compile_commands.json  ## build all chapters of the chosen backend
 
@@ -249,6 +250,9 @@ pictures: $(PROGRAMS)  ## draw the READMEs' pictures anew, each from a run of it
 	@./tests/pictures.sh $(BUILD) "$(MPIRUN) $(MPIRUN_FLAGS)"
 mpirun:
 	@echo $(MPIRUN) $(MPIRUN_FLAGS)
+
+python: $(BUILD)/libelu.so  ## build a kernel as a library, and call it from Python
+	@$(or $(PYTHON),python3) 07_kernels/python/elu.py $<
 
 CHAPTER ?= 00_single_gpu
 NP      ?= 1
@@ -411,6 +415,12 @@ $(LIBRARY): $(COMMON_OBJECTS)
 # 07_kernels has its own kernels and, without a GPU, the executor that runs them.
 $(BUILD)/07_kernels: $(KERNEL_OBJECTS) $(LIBRARY)
 	$(CXX) $(CXXFLAGS) $^ $(LDLIBS) -o $@
+
+# One of them as a library for other languages, which contains nothing else.
+$(BUILD)/libelu.so: 07_kernels/python/elu.cu 07_kernels/1_first_steps/elu.cuh Makefile
+	@mkdir -p $(@D)
+	$(if $(filter cuda,$(BACKEND)),$(NVCC) $(NVCCFLAGS) -Xcompiler -fPIC,\
+	    $(CXX) $(CPPFLAGS) $(SIMT_CPPFLAGS) $(CXXFLAGS) -fPIC -x c++) -shared $< -o $@
 
 define chapter_program
 $(BUILD)/$(1): $(call objects,$(chapter_sources)) $(LIBRARY)

@@ -157,6 +157,8 @@ if [ "$tests" != 'Long*' ]; then
 fi
 if [ "$backend" = cpu ] && [ "$tests" != 'Long*' ]; then
     suite "the committed bits" as_test Bits make -s --no-print-directory BACKEND=cpu bits
+    suite "a kernel called from Python" \
+        as_test Python make -s --no-print-directory BACKEND=cpu python
 fi
 # The grader is proved: right solutions get all points, wrong ones do not. A daily run takes a
 # thirtieth.

@@ -44,14 +44,21 @@ struct Chapter {
         options
             .add("--demo", demo,
                  "parameters, activations, batch, latent: the formulas with their numbers; "
-                 "launches: the host's clock against the device's; "
+                 "scales: the sizes of a model's tensors; launches: the host's clock against the "
+                 "device's; "
                  "failures: how often a large cluster should save")
-            .one_of({"parameters", "activations", "batch", "latent", "launches", "failures"})
+            .one_of(
+                {"parameters", "activations", "scales", "batch", "latent", "launches", "failures"})
             .excludes(training_outputs)
             .excludes({"--estimate", "--svg", "--compare", "--seq-ramp", "--fresh-grads",
                        "--noise-scale"})
             .reads({"--json", "--html"}, "its numbers are those of papers",
-                   [this] { return demo != "batch" && demo != "launches" && demo != "failures"; })
+                   [this] {
+                       return demo == "parameters" || demo == "activations" || demo == "latent";
+                   })
+            .reads({"--json", "--html", "--model", "--layers", "--load", "--micro-batch", "--seq",
+                    "--dtype", "--fp32-grads", "--attention"},
+                   "it counts a micro-batch's tensors", [this] { return demo == "scales"; })
             .reads({"--json", "--html", "--seed"}, "its cluster is imagined",
                    [this] { return demo == "failures"; })
             .reads({"--json", "--html", "--dtype"}, "it times launches",

@@ -72,23 +72,22 @@ Tensor Layer::feed_forward(const Tensor& x, Saved& saved, Context& context) {
     return feed_forward_->forward(normed, x, saved["mlp"], context);
 }
 
-Tensor Layer::attention_forward(const Tensor& x, Saved& saved, Context& context) {
-    if (!recomputes_later(context)) return attention(x, saved, context);
-    checkpoint_->keep(x, saved, context);
-    Saved nothing;
-    nothing.disable();
-    return attention(x, nothing, context);
-}
-
-Tensor Layer::feed_forward_forward(const Tensor& x, Saved& saved, Context& context) {
-    if (!recomputes_later(context)) return feed_forward(x, saved, context);
-    Saved nothing;
-    nothing.disable();
-    return feed_forward(x, nothing, context);
-}
-
 Tensor Layer::feed_forward_backward(const Tensor& dy, Saved& saved, Context& context,
                                     WeightGradient when) {
+    Tensor dnormed = feed_forward_->backward(dy, saved["mlp"], context, when);  // (B, T, h)
+    return post_attention_norm_->backward(dnormed, dy, saved["post_attention_layernorm"], context);
+}
+
+Tensor Layer::forward(const Tensor& x, Saved& saved, Context& context) {
+    if (recompute_ != Recompute::full || !context.training || context.recomputing)
+        return feed_forward(attention(x, saved, context), saved, context);
+    checkpoint_->keep(x, saved, context);  // and nothing else: backward recomputes the rest
+    Saved nothing;
+    nothing.disable();
+    return feed_forward(attention(x, nothing, context), nothing, context);
+}
+
+Tensor Layer::backward(Tensor dy, Saved& saved, Context& context, WeightGradient when) {
     if (recompute_ == Recompute::full) {
         const TraceName again(TraceName::pass, "recomputed forward");
         const SectionSpan span;
@@ -96,15 +95,6 @@ Tensor Layer::feed_forward_backward(const Tensor& dy, Saved& saved, Context& con
         forward(checkpoint_->take(saved, context), saved, context);
         context.recomputing = false;
     }
-    Tensor dnormed = feed_forward_->backward(dy, saved["mlp"], context, when);  // (B, T, h)
-    return post_attention_norm_->backward(dnormed, dy, saved["post_attention_layernorm"], context);
-}
-
-Tensor Layer::forward(const Tensor& x, Saved& saved, Context& context) {
-    return feed_forward_forward(attention_forward(x, saved, context), saved, context);
-}
-
-Tensor Layer::backward(Tensor dy, Saved& saved, Context& context, WeightGradient when) {
     dy = feed_forward_backward(dy, saved, context, when);
     return attention_backward(dy, saved, context, when);
 }

@@ -99,23 +99,13 @@ public:
     Tensor backward(Tensor dy, Saved& saved, Context& context, WeightGradient when);
     void backward_weight(Saved& saved, Context& context);
 
-    // forward and backward consist of these segments, so that a schedule can interleave segments of
-    // different micro-batches. With full recomputation attention_forward keeps only the layer's
-    // input; feed_forward_backward then runs the forward of both segments again.
-    Tensor attention_forward(const Tensor& x, Saved& saved, Context& context);
-    Tensor attention_backward(const Tensor& dy, Saved& saved, Context& context,
-                              WeightGradient when);
-    Tensor feed_forward_forward(const Tensor& x, Saved& saved, Context& context);
-    Tensor feed_forward_backward(const Tensor& dy, Saved& saved, Context& context,
-                                 WeightGradient when);
-
 private:
     Tensor attention(const Tensor& x, Saved& saved, Context& context);
+    Tensor attention_backward(const Tensor& dy, Saved& saved, Context& context,
+                              WeightGradient when);
     Tensor feed_forward(const Tensor& x, Saved& saved, Context& context);
-    // Whether this forward keeps only the layer's input, so that backward recomputes the rest.
-    bool recomputes_later(const Context& context) const {
-        return recompute_ == Recompute::full && context.training && !context.recomputing;
-    }
+    Tensor feed_forward_backward(const Tensor& dy, Saved& saved, Context& context,
+                                 WeightGradient when);
 
     int64_t heads_, kv_heads_, head_dim_;
     Recompute recompute_;
@@ -128,22 +118,15 @@ private:
     std::unique_ptr<Checkpoint> checkpoint_;
 };
 
-// A schedule may split a unit's pass into segments and do other work between them.
-enum class Segment { whole, first, middle, last };
-
-// Runs a segment of a unit's pass, named after the unit in the trace. The unit's hooks run before
-// the first segment and after the last one.
+// Runs a unit's pass between the unit's hooks, named after the unit in the trace.
 template <class Work>
-void run_unit(const Unit& unit, Pass pass, const Context& context, Work&& work,
-              Segment segment = Segment::whole) {
+void run_unit(const Unit& unit, Pass pass, const Context& context, Work&& work) {
     const TraceName name(TraceName::part, unit.name),
         name_of_pass(TraceName::pass, pass_names[int(pass)]);
     const SectionSpan span;
-    const bool begins = segment == Segment::whole || segment == Segment::first,
-               ends = segment == Segment::whole || segment == Segment::last;
-    if (context.hooks && begins) context.hooks->before(unit, pass, context);
+    if (context.hooks) context.hooks->before(unit, pass, context);
     work();
-    if (context.hooks && ends) context.hooks->after(unit, pass, context);
+    if (context.hooks) context.hooks->after(unit, pass, context);
 }
 
 class Llama {
@@ -177,23 +160,21 @@ public:
     }
     void backward_weight(Saved& saved, Context& context);
 
-    // Passes a micro-batch through one of units(), with its hooks, for a schedule that does other
-    // work between units.
+    // Passes a micro-batch forward through one of units(), with its hooks, for a caller that does
+    // other work between units.
     Tensor forward_unit(const Unit& unit, Tensor x, Saved& saved, Context& context);
-    Tensor backward_unit(const Unit& unit, Tensor dy, Saved& saved, Context& context,
-                         WeightGradient when);
-    void backward_weight_unit(const Unit& unit, Saved& saved, Context& context);
-    // The unit's layer, for a schedule that does other work within a layer: the schedule runs the
-    // layer's segments with run_unit(), each with saved[unit.name]. Returns nullptr for the
-    // embedding, and for the final norm with the head.
-    Layer* layer(const Unit& unit) const;
 
     // Logits (B, T, V). Forward only; the model must end with the head. x (B, T, h) is its input if
     // it does not begin with the embedding.
     Tensor logits(const Batch& batch, Hooks* hooks = nullptr, Tensor x = {});
 
 private:
+    Tensor backward_unit(const Unit& unit, Tensor dy, Saved& saved, Context& context,
+                         WeightGradient when);
+    void backward_weight_unit(const Unit& unit, Saved& saved, Context& context);
     bool is_head(const Unit& unit) const { return head_ && unit.index + 1 == int(units_.size()); }
+    // nullptr for the embedding, and for the final norm with the head.
+    Layer* layer(const Unit& unit) const;
 
     LlamaConfig config_;
     ModelOptions options_;

@@ -31,8 +31,10 @@ echo "== operations"
 if [ "$backend" = cuda ]; then
     if "$python" -c 'import torch' 2>/dev/null; then "$python" tests/peers/torch_attention.py; fi
     echo "== 07_kernels, and PyTorch on the same problems"
-    "$build/07_kernels"
-    if "$python" -c 'import torch' 2>/dev/null; then "$python" tests/peers/torch_kernels.py; fi
+    "$build/07_kernels" --json "$build/kernels.jsonl"
+    if "$python" -c 'import torch' 2>/dev/null; then
+        "$python" tests/peers/torch_kernels.py "$build/kernels.jsonl"
+    fi
     train smollm-1.7b 0 8 2048
     train llama-3.2-1b 0 4 2048
     train llama-3-8b 8 2 4096

@@ -71,6 +71,10 @@ TEST(KernelsMicroscope, ShowsWhatEachRungTeaches) {
     EXPECT_GT(rows.at("transpose_shared").at("cost").get<double>(), 2);
     EXPECT_EQ(rows.at("branches_divergent").at("active_threads"), 16);
     EXPECT_EQ(rows.at("branches_predicated").at("active_threads"), 32);
+    // ELU as PyTorch runs it: 42 bytes an element, of which 8 are needed.
+    const std::map<std::string, Json> elu = rows_of("--kernel elu_unfused elu");
+    EXPECT_EQ(elu.at("elu_unfused").at("traffic"), 42 / 8.0);
+    EXPECT_EQ(elu.at("elu").at("traffic"), 1);
     const Outcome lines = kernels("--kernel transpose_naive --microscope");
     EXPECT_TRUE(contains(lines.out, "2_transpose_naive.cu:") &&
                 contains(lines.out, "out[column * rows + row] = in[row"))

@@ -192,6 +192,9 @@ TEST(SingleGpuDemo, PrintsItsTables) {
     };
     prints("--demo parameters", {"12 h^2 + 13 h", "174.579 B", "6480.0", "8100.0", "405.853 B"});
     prints("--demo activations", {"s b h (34 + 5 a s / h)", "114.0 s b h  70.2 %", "2.7 %"});
+    prints("--demo scales --model llama-3-8b --micro-batch 1 --dtype bf16",
+           {"16 h^2 L           8.590 B", "6.980 B", "8.030 B   15.0 GiB", "672.0 MiB", "+13.4 %"});
+    prints("--demo scales", {"2 N in fp32             3.281 M   12.5 MiB"});
     prints("--demo batch", {"1024 samples", "128 GPUs:     4 each", "4700.0", "86.5 %"});
     prints("--demo batch --batch-ramp 4M:40M,8M --micro-batch 2 --seq 100",
            {"4.00 M        40000           10 ", "8.00 M        80000 "});

@@ -133,6 +133,17 @@ TEST(Hooks, FireInOrderAndOncePerParameterAfterItsLastContribution) {
             }
 }
 
+TEST(Units, KeepALayersInputOnlyWithFullRecomputation) {
+    const auto model = make(small(), {.recompute = Recompute::full});
+    Context context = context_of({random_batch(2, 9, 1)}, 0, Tensor(), nullptr);
+    Saved embedding, layer;
+    const Tensor x = model->forward_unit(model->units()[0], {}, embedding, context);
+    model->forward_unit(model->units()[1], x, layer, context);
+    std::vector<std::string> paths;
+    layer.for_each([&](const std::string& path, const Tensor&) { paths.push_back(path); });
+    EXPECT_EQ(paths, std::vector<std::string>{"layers.0/checkpoint"});
+}
+
 TEST(Units, HoldEveryParameterAndATiedOneTwice) {
     for (bool tied : {false, true}) {
         const auto model = make(small(tied));
