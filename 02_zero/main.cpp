@@ -63,6 +63,7 @@ bool train(const Options& options, const ZeroOptions& zero, const StepShape& sha
 
 bool run(const Options& options, Chapter& chapter) {
     chapter.check(options);
+    if (!chapter.demo.empty()) only_llama(options.config(), "--demo " + chapter.demo);
     if (chapter.demo == "memory") return demo_memory(options.config(), options.model_name()), true;
     if (chapter.demo == "overlap") return demo_overlap(options, options.config()), true;
     const StepShape shape = step_shape(options, options.config());

@@ -61,11 +61,13 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     PlainUpdater optimizer(parameters, options, &mesh);
     run.load(optimizer.start());
     LayerCommunication sent;
-    run.start(setup(model, optimizer, options, shape, tensor, mesh, sent));
+    KeptRecord kept;
+    run.start(setup(model, optimizer, options, shape, tensor, mesh, sent, kept));
     while (Step* step = run.next()) train_step(*step, model, optimizer, mesh, tensor);
 
     return run.finish([&](Report& report) {
-        return print_sections(report, run, options, shape, tensor, mesh, parameters, shapes, sent);
+        return print_sections(report, run, options, shape, tensor, mesh, parameters, shapes, sent,
+                              kept);
     });
 }
 
@@ -77,6 +79,8 @@ bool run(const Options& options, Chapter& chapter) {
     }
     const TensorOptions& tensor = chapter.tensor;
     const StepShape shape = step_shape(options, options.config());
+    if (chapter.demo == "scaling" || tensor.plain)
+        only_llama(shape.config, tensor.plain ? "--plain" : "--demo scaling");
     if (chapter.demo == "scaling") return demo_scaling(options, shape), true;
     check_splits(shape.config, tensor, shape.micro_batch, shape.seq);
     if (options.estimate) return print_estimate(options, tensor, shape), true;

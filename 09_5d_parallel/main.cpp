@@ -153,6 +153,7 @@ bool run(const Options& given, Chapter& chapter) {
     if (!chapter.planner.calibrate.empty())
         return write_calibration(chapter.planner, options, [&] { train_a_little(options.dtype); });
     if (chapter.planner.asked()) {
+        only_llama(shape.config, "the planner");
         chapter.complete_words(options);
         return run_planner(chapter.planner, options, shape, chapter.techniques);
     }

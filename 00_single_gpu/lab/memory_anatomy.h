@@ -30,7 +30,10 @@ inline void print_anatomy(const StepShape& shape) {
     one_token.sequences = one_token.stream_tokens = one_token.region_tokens = 1;
     const LayerActivations token = layer_activations(one_token);
     print("\nmemory anatomy");
-    print(fmt::format("  parameters   {} V h + L (2 h + h (H + 2 K) D + H D h + 3 h F) + h = {}",
+    print(c.gpt ? fmt::format("  parameters   (V + {}) h + L (4 h^2 + 2 h F + 9 h + F) + 2 h = {}",
+                              c.max_positions, n)
+                : fmt::format(
+                      "  parameters   {} V h + L (2 h + h (H + 2 K) D + H D h + 3 h F) + h = {}",
                       c.tied ? "" : "2", n));
     print(fmt::format(
         "  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})",
@@ -42,9 +45,11 @@ inline void print_anatomy(const StepShape& shape) {
     const char* book = full                                            ? "2"
                        : shape.model.recompute == Recompute::selective ? "34"
                                                                        : "(34 + 5 H s / h)";
-    const std::string parts = full ? " (the layer's input only)"
-                                   : fmt::format(" (norms {:.0f} + attention {:.0f} + mlp {:.0f})",
-                                                 token.norms, token.attention, token.mlp);
+    const std::string parts =
+        full ? " (the layer's input only)"
+             : fmt::format(" (norms {:.0f} + attention {:.0f} + mlp {:.0f}{})", token.norms,
+                           token.attention, token.mlp,
+                           token.masks > 0 ? fmt::format(" + masks {:.0f}", token.masks) : "");
     print(fmt::format("  saved activations   L s b x {} bytes{} = {}", per_layer, parts,
                       format_bytes(double(c.layers * tokens * per_layer))));
     print(fmt::format("                      (playbook, GPT in bf16: L s b h {} = {})", book,

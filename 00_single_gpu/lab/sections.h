@@ -2,6 +2,7 @@
 #pragma once
 
 #include "first_steps.h"
+#include "kept_terms.h"
 #include "pictures.h"
 #include "predict.h"
 #include "step_records.h"
@@ -53,6 +54,8 @@ inline bool print_sections(Report& report, const Options& options, const Chapter
         print_anatomy(shape);
         print_peak(shape);
         print_kept(records.kept);
+        if (const KeptTerms terms(shape, records.kept); terms.applies())
+            ok = terms.print_table() && ok;
         records.timeline.print_chart();
         print_first_steps(report, records.timeline);
     }

@@ -17,7 +17,7 @@ inline double parameters_with_tp(const LlamaConfig& c, int64_t tp) {
     const double h = double(c.hidden), t = double(tp),
                  kv = std::max(double(c.kv_size()) / t, double(c.head_dim)),
                  layer = 2 * h + h * (double(c.q_size()) / t + 2 * kv) +
-                         double(c.q_size()) / t * h + h * double(c.ffn_matrices() * c.ffn) / t;
+                         double(c.q_size()) / t * h + 3 * h * double(c.ffn) / t;
     return (c.tied ? 1 : 2) * double(c.vocab) * h / t + double(c.layers) * layer + h;
 }
 

@@ -82,7 +82,7 @@ inline int64_t parameters_of_rank(const LlamaConfig& c, int64_t tp) {
     for (int64_t r = 0; r < tp; ++r)
         vocabulary = std::max(vocabulary, vocabulary_shard(c.vocab, tp, r).size());
     const int64_t layer = 2 * c.hidden * (heads.q_rows.size() + heads.kv_rows.size()) +
-                          c.ffn_matrices() * c.hidden * c.ffn / tp + 2 * c.hidden;
+                          3 * c.hidden * c.ffn / tp + 2 * c.hidden;
     return c.layers * layer + (c.tied ? 1 : 2) * vocabulary * c.hidden + c.hidden;
 }
 

@@ -197,6 +197,8 @@ private:
     void check_fp8(const Options& options, const Recipe& recipe) {
         precision.gradient_format = gradient_format_.value_or(
             recipe.products == Products::tile ? DType::e4m3 : DType::e5m2);
+        if (recipe.fp8())
+            only_llama(options.config(), fmt::format("--recipe {}", recipe.name));
         const bool any = gradient_format_ || precision.fast != FastSums::by_recipe ||
                          precision.keep_fp8 || precision.smooth || precision.powers_of_two ||
                          precision.unfused;

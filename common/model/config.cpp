@@ -155,6 +155,10 @@ void validate(const LlamaConfig& c) {
         user_error("config: these sizes make {:.1e} parameters", n);
 }
 
+void only_llama(const LlamaConfig& c, const std::string& what) {
+    if (c.gpt) user_error("{} knows a Llama's parts; this model is a GPT", what);
+}
+
 // Counts the parameters of `experts` of the router's experts.
 static int64_t count_parameters(const LlamaConfig& c, int64_t experts) {
     if (c.gpt)

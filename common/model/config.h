@@ -58,6 +58,9 @@ struct LlamaConfig {
 // kv_heads, odd head_dim, zero or absurd sizes).
 void validate(const LlamaConfig& config);
 
+// Throws UserError if the model is a GPT: `what` ("--demo memory") is written for a Llama's parts.
+void only_llama(const LlamaConfig& config, const std::string& what);
+
 // The number of parameters, with a tied weight counted once:
 //   V h (twice if untied) + L (2 h + h (H D + 2 K D) + H D h + 3 h F) + h
 // With head norms a layer has 2 D more; with experts it has E h + (E + shared) 3 h F_e in place of
