@@ -92,14 +92,84 @@ struct Partial {
     float *weight, *bias;
 };
 
-// A block has 1024 threads; `row_threads` of them work on a row, each on one pack of its columns:
-// row_threads * n is at least h. The next row is loaded while this one's sums are reduced.
-// dresidual may be dx.
+// Short rows: a warp handles a row, so that no row waits for a barrier, and keeps `packs` packs of
+// it in each thread; the next row is loaded meanwhile. dresidual may be dx.
+constexpr int warp_threads = 384;  // with 170 registers each
+template <int packs, bool has_residual, int n, class T>
+__global__ void __launch_bounds__(warp_threads, 1)
+    backward_by_warp(T* dx, Partial partial, const T* dy, const T* x, const float* statistics,
+                     const T* weight, const T* dresidual, int64_t N, int h) {
+    constexpr int warps = warp_threads / 32;
+    alignas(16) __shared__ float all[warps][32 * packs * n];
+    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+    const int64_t step = int64_t(gridDim.x) * warps;
+    float dweight[packs][n] = {}, dbias[packs][n] = {};
+    Pack<T, n> dys[packs], xs[packs], residuals[packs];
+    float mean = 0, rstd = 0;
+    const auto fetch = [&](int64_t row) {
+        if (row >= N) return;
+        mean = statistics[2 * row], rstd = statistics[2 * row + 1];
+#pragma unroll
+        for (int p = 0; p < packs; ++p) {
+            const int i = (p * 32 + lane) * n;
+            dys[p] = load_up_to<n>(dy + row * h, i, h), xs[p] = load_up_to<n>(x + row * h, i, h);
+            if constexpr (has_residual) residuals[p] = load_up_to<n>(dresidual + row * h, i, h);
+        }
+    };
+    int64_t row = int64_t(blockIdx.x) * warps + warp;
+    fetch(row);
+    for (; row < N; row += step) {
+        float g[packs][n], xhat[packs][n], r[packs][n] = {}, sum = 0, dot = 0;
+        const float own_rstd = rstd;
+#pragma unroll
+        for (int p = 0; p < packs; ++p) {
+            const int i = (p * 32 + lane) * n;
+            float w[n];
+            to_floats(w, load_up_to<n>(weight, i, h));
+            to_floats(g[p], dys[p]), to_floats(xhat[p], xs[p]);
+            if constexpr (has_residual) to_floats(r[p], residuals[p]);
+#pragma unroll
+            for (int j = 0; j < n; ++j) {  // beyond the row's end dy and weight are 0
+                xhat[p][j] = (xhat[p][j] - mean) * rstd;
+                dweight[p][j] += g[p][j] * xhat[p][j], dbias[p][j] += g[p][j];
+                g[p][j] *= w[j];
+                sum += g[p][j], dot += g[p][j] * xhat[p][j];
+            }
+        }
+        fetch(row + step);
+        sum = warp_sum(sum) / float(h), dot = warp_sum(dot) / float(h);
+#pragma unroll
+        for (int p = 0; p < packs; ++p) {
+            const int i = (p * 32 + lane) * n;
+            if (i >= h) continue;
+#pragma unroll
+            for (int j = 0; j < n; ++j) r[p][j] += own_rstd * (g[p][j] - sum - xhat[p][j] * dot);
+            store(dx + row * h + i, from_floats<T>(r[p]));
+        }
+    }
+    let_next_kernel_start();
+    const auto add_warps = [&](const float(&own)[packs][n], float* to) {
+        __syncthreads();
+#pragma unroll
+        for (int p = 0; p < packs; ++p) store_floats<n>(&all[warp][(p * 32 + lane) * n], own[p]);
+        __syncthreads();
+        for (int i = int(threadIdx.x); i < h; i += warp_threads) {
+            float total = 0;
+#pragma unroll
+            for (int w = 0; w < warps; ++w) total += all[w][i];
+            to[int64_t(blockIdx.x) * h + i] = total;
+        }
+    };
+    add_warps(dweight, partial.weight), add_warps(dbias, partial.bias);
+}
+
+// Longer rows: a block has 1024 threads; `row_threads` of them work on a row, each on one pack of
+// its columns: row_threads * n is at least h. dresidual may be dx.
 constexpr int backward_threads = 1024;
 template <int row_threads, bool has_residual, int n, class T>
 __global__ void __launch_bounds__(backward_threads, 1)
-    backward_kept(T* dx, Partial partial, const T* dy, const T* x, const float* statistics,
-                  const T* weight, const T* dresidual, int64_t N, int h) {
+    backward_by_block(T* dx, Partial partial, const T* dy, const T* x, const float* statistics,
+                      const T* weight, const T* dresidual, int64_t N, int h) {
     constexpr int rows = backward_threads / row_threads, warps = row_threads / 32;
     __shared__ float sums[2][rows][warps], dots[2][rows][warps];
     alignas(16) __shared__ float all[backward_threads * n];
@@ -107,33 +177,24 @@ __global__ void __launch_bounds__(backward_threads, 1)
               column = thread * n;
     const bool mine = column < h;
     const int64_t first_row = int64_t(blockIdx.x) * rows + group, step = int64_t(gridDim.x) * rows;
-    float w[n] = {}, dweight[n] = {}, dbias[n] = {};
-    if (mine) to_floats(w, load<n>(weight + column));
-    Pack<T, n> dys, xs, residuals;
-    const auto fetch = [&](int64_t row) {
-        if (!mine || row >= N) return;
-        dys = load<n>(dy + row * h + column), xs = load<n>(x + row * h + column);
-        if constexpr (has_residual) residuals = load<n>(dresidual + row * h + column);
-    };
-    fetch(first_row);
+    float dweight[n] = {}, dbias[n] = {};
+    Pack<T, n> weights, dys, xs;
+    if (mine) weights = load<n>(weight + column);
     int parity = 0;
     for (int64_t row = first_row; row - group < N; row += step) {  // equally often for all groups
         const bool here = mine && row < N;
-        float d[n] = {}, xhat[n] = {}, r[n] = {}, sum = 0, dot = 0, rstd = 0;
+        float sum = 0, dot = 0, mean = 0, rstd = 0;
         if (here) {
-            const float mean = statistics[2 * row];
-            rstd = statistics[2 * row + 1];
-            to_floats(d, dys), to_floats(xhat, xs);
-            if constexpr (has_residual) to_floats(r, residuals);
+            dys = load<n>(dy + row * h + column), xs = load<n>(x + row * h + column);
+            mean = statistics[2 * row], rstd = statistics[2 * row + 1];
 #pragma unroll
             for (int j = 0; j < n; ++j) {
-                xhat[j] = (xhat[j] - mean) * rstd;
-                dweight[j] += d[j] * xhat[j], dbias[j] += d[j];
-                d[j] *= w[j];
-                sum += d[j], dot += d[j] * xhat[j];
+                const float d = to_float(dys.x[j]), xhat = (to_float(xs.x[j]) - mean) * rstd,
+                            g = d * to_float(weights.x[j]);
+                dweight[j] += d * xhat, dbias[j] += d;
+                sum += g, dot += g * xhat;
             }
         }
-        fetch(row + step);
         // Two buffers alternate, so the next row's sums do not overwrite these while some threads
         // still read them.
         sum = warp_sum(sum), dot = warp_sum(dot);
@@ -147,9 +208,16 @@ __global__ void __launch_bounds__(backward_threads, 1)
         parity ^= 1;
         if (!here) continue;
         sum /= float(h), dot /= float(h);
+        Pack<T, n> residuals, out;
+        if constexpr (has_residual) residuals = load<n>(dresidual + row * h + column);
 #pragma unroll
-        for (int j = 0; j < n; ++j) r[j] += rstd * (d[j] - sum - xhat[j] * dot);
-        store(dx + row * h + column, from_floats<T>(r));
+        for (int j = 0; j < n; ++j) {
+            const float g = to_float(dys.x[j]) * to_float(weights.x[j]),
+                        xhat = (to_float(xs.x[j]) - mean) * rstd;
+            out.x[j] = from_float<T>((has_residual ? to_float(residuals.x[j]) : 0.0f) +
+                                     rstd * (g - sum - xhat * dot));
+        }
+        store(dx + row * h + column, out);
     }
     // Adds the groups' sums in order, through shared memory.
     let_next_kernel_start();
@@ -172,9 +240,9 @@ __global__ void __launch_bounds__(backward_threads, 1)
 template <class T>
 __global__ void __launch_bounds__(threads)
     backward_any(T* dx, Partial partial, const T* dy, const T* x, const float* statistics,
-                 const T* weight, const T* dresidual, int64_t N, int64_t h) {
+                 const T* weight, const T* dresidual, int64_t N, int h) {
     partial.weight += blockIdx.x * h, partial.bias += blockIdx.x * h;
-    for (int64_t i = threadIdx.x; i < h; i += threads) partial.weight[i] = partial.bias[i] = 0;
+    for (int i = threadIdx.x; i < h; i += threads) partial.weight[i] = partial.bias[i] = 0;
     for (int64_t row = blockIdx.x; row < N; row += gridDim.x) {
         const T *dys = dy + row * h, *xs = x + row * h;
         const float mean = statistics[2 * row], rstd = statistics[2 * row + 1];
@@ -197,31 +265,39 @@ __global__ void __launch_bounds__(threads)
 template <class T, class W>
 void backward(T* dx, W* dweight, W* dbias, const T* dy, const T* x, const float* statistics,
               const T* weight, const T* dresidual, int64_t N, int64_t h) {
-    constexpr int n = pack_size<T>;
-    const bool kept = packs_fit<T>(h, {dx, dy, x, weight, dresidual}) && h <= 1024 * n;
-    const int row_threads = h <= 128 * n ? 128 : h <= 512 * n ? 512 : 1024;
-    const int blocks = int(std::min(kept ? ceil_div(N, backward_threads / row_threads) : N,
-                                    int64_t((kept ? 1 : 4) * multiprocessors())));
-    const Tensor sums = Tensor::empty({2, blocks, h}, DType::fp32, Memory::workspace);
-    const Partial partial{sums.as<float>(), sums.as<float>() + blocks * h};
-    const auto start = [&](auto kernel) {
-        LAUNCH(kernel, blocks, backward_threads, 0)
+    // Starts a kernel whose blocks take `rows` rows at a time.
+    const auto start = [&](auto kernel, int block_threads, int rows, int blocks_each) {
+        const int blocks =
+            int(std::min(ceil_div(N, rows), int64_t(blocks_each * multiprocessors())));
+        const Tensor sums = Tensor::empty({2, blocks, h}, DType::fp32, Memory::workspace);
+        const Partial partial{sums.as<float>(), sums.as<float>() + blocks * h};
+        LAUNCH(kernel, blocks, block_threads, 0)
         (dx, partial, dy, x, statistics, weight, dresidual, N, int(h));
-    };
-    const auto start_rows = [&]<int row_threads>(std::integral_constant<int, row_threads>) {
-        dresidual ? start(backward_kept<row_threads, true, n, T>)
-                  : start(backward_kept<row_threads, false, n, T>);
-    };
-    if (!kept) LAUNCH(backward_any<T>, blocks, threads, 0)
-    (dx, partial, dy, x, statistics, weight, dresidual, N, h);
-    else if (row_threads == 128) start_rows(std::integral_constant<int, 128>());
-    else if (row_threads == 512) start_rows(std::integral_constant<int, 512>());
-    else start_rows(std::integral_constant<int, 1024>());
-    const auto finish = [&](W* to, const float* from) {
-        LAUNCH_EARLY(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)
+        for (const auto& [to, from] : {std::pair(dweight, partial.weight), {dbias, partial.bias}})
+            LAUNCH_EARLY(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)
         (to, from, blocks, h);
     };
-    finish(dweight, partial.weight), finish(dbias, partial.bias);
+    const auto by_warp = [&]<int packs, int n>() {
+        start(
+            dresidual ? backward_by_warp<packs, true, n, T> : backward_by_warp<packs, false, n, T>,
+            warp_threads, warp_threads / 32, 1);
+    };
+    const auto by_block = [&]<int row_threads, int n>() {
+        start(dresidual ? backward_by_block<row_threads, true, n, T>
+                        : backward_by_block<row_threads, false, n, T>,
+              backward_threads, backward_threads / row_threads, 1);
+    };
+    constexpr int n = pack_size<T>;
+    if (!packs_fit<T>(h, {dx, dy, x, weight, dresidual}) || h > 1024 * n)
+        start(backward_any<T>, threads, 1, 4);
+    else if (h <= 3 * 32 * n)
+        by_warp.template operator()<3, n>();
+    else if (h <= 4 * 32 * n)
+        by_warp.template operator()<4, n>();
+    else if (h <= 512 * n)
+        by_block.template operator()<512, n>();
+    else
+        by_block.template operator()<1024, n>();
 }
 
 }  // namespace

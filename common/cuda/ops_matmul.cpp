@@ -14,6 +14,7 @@
 #include "core/ops.h"
 #include "core/trace.h"
 #include "cublas.h"
+#include "padded.h"
 
 namespace ultrascale::ops {
 
@@ -32,11 +33,8 @@ struct Product {
     DType in, out;
     float beta;  // 1: adds c
     bool bias;
-    int alignment[4];  // of a, b, c, d in bytes, up to 16
-    auto key() const {
-        return std::tuple(M, N, K, ta, tb, in, out, beta, bias, alignment[0], alignment[1],
-                          alignment[2], alignment[3]);
-    }
+    std::array<int, 4> alignment;  // of a, b, c, d in bytes, up to 16
+    auto key() const { return std::tuple(M, N, K, ta, tb, in, out, beta, bias, alignment); }
     bool operator<(const Product& other) const { return key() < other.key(); }
 };
 
@@ -149,6 +147,44 @@ Plan& plan_for(const Product& shape, const Tensor& a, const Tensor& b, const voi
     return it->second;
 }
 
+struct Sizes {
+    int64_t M, N, K;
+};
+
+// d = op(a) op(b) + c + bias; c, if there is one, is laid out as d.
+void multiply(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
+              const void* c, const Tensor& bias, Sizes sizes) {
+    const void* const read = c ? c : d.data();
+    const Product shape = {.M = sizes.M,
+                           .N = sizes.N,
+                           .K = sizes.K,
+                           .ta = ta == Transpose::yes,
+                           .tb = tb == Transpose::yes,
+                           .in = a.dtype(),
+                           .out = d.dtype(),
+                           .beta = c ? 1.0f : 0.0f,
+                           .bias = bool(bias),
+                           .alignment = {alignment_of(a.data()), alignment_of(b.data()),
+                                         alignment_of(read), alignment_of(d.data())}};
+    plan_for(shape, a, b, c, d, bias).run(a.data(), b.data(), read, d.data());
+}
+
+// The same with copies of the matrices in which each size is a multiple of 8 (padded.h). Zeros
+// that are added to K change no sum.
+void multiply_padded(const Tensor& d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
+                     const Tensor& addend, Sizes sizes) {
+    const Padded a_copy(a), b_copy(b), d_copy(d);
+    a_copy.take(), b_copy.take();
+    if (addend) {  // first into d, as that has its dtype
+        if (addend.data() != d.data()) copy(d, addend);
+        d_copy.take();
+    }
+    multiply(d_copy.tensor, a_copy.tensor, ta, b_copy.tensor, tb,
+             addend ? d_copy.tensor.data() : nullptr, {},
+             {padded(sizes.M), padded(sizes.N), padded(sizes.K)});
+    d_copy.give_back();
+}
+
 }  // namespace
 
 void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose tb,
@@ -166,6 +202,8 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
                          (addend ? double(addend.bytes()) : 0) + (bias ? double(bias.bytes()) : 0);
     OpSpan span("matmul", 2.0 * double(M) * double(N) * double(K), bytes);
     if (M == 0 || N == 0) return;
+    if (worth_padding(M, N, K, a.dtype()) && !bias)
+        return multiply_padded(d, a, ta, b, tb, addend, {M, N, K});
     const void* c = addend ? addend.data() : d.data();
     if (addend && (addend.dtype() != d.dtype() || K == 0)) {
         if (addend.data() != d.data()) copy(d, addend);
@@ -176,18 +214,7 @@ void matmul(Tensor d, const Tensor& a, Transpose ta, const Tensor& b, Transpose 
         if (!addend) device_zero(d.data(), d.bytes());
         return;
     }
-    const Product shape = {
-        M,
-        N,
-        K,
-        at,
-        bt,
-        a.dtype(),
-        d.dtype(),
-        addend ? 1.0f : 0.0f,
-        bool(bias),
-        {alignment_of(a.data()), alignment_of(b.data()), alignment_of(c), alignment_of(d.data())}};
-    plan_for(shape, a, b, addend ? c : nullptr, d, bias).run(a.data(), b.data(), c, d.data());
+    multiply(d, a, ta, b, tb, addend ? c : nullptr, bias, {M, N, K});
 }
 
 }  // namespace ultrascale::ops

@@ -35,6 +35,7 @@ MODELS = {  # L, h, H, K, D, F, V, tied, theta: as in common/model/config.cpp
     "smollm-1.7b": (24, 2048, 32, 32, 64, 8192, 49152, True, 10000.0),
     "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256, True, 500000.0),
     "llama-3-8b": (32, 4096, 32, 8, 128, 14336, 128256, False, 500000.0),
+    "gpt2-124m": (12, 768, 12, 12, 64, 3072, 50257, True, None),  # None: learned positions
 }
 L, h, H, K, D, FF, V, tied, theta = MODELS[args.model]
 L = args.layers or L
@@ -87,7 +88,37 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).float().view(-1, V), targets.view(-1))
 
 
-model = Llama()
+class GptLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(h), nn.LayerNorm(h)
+        self.qkv, self.o = nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.up, self.down = nn.Linear(h, FF), nn.Linear(FF, h)
+
+    def forward(self, x):
+        B, T, _ = x.shape
+        q, k, v = (t.view(B, T, H, D).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).reshape(B, T, h))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(V, h), nn.Embedding(1024, h)
+        self.layers = nn.ModuleList(GptLayer() for _ in range(L))
+        self.norm, self.head = nn.LayerNorm(h), nn.Linear(h, V, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens, targets):
+        x = self.embedding(tokens) + self.positions.weight[:tokens.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(self.norm(x)).float().view(-1, V), targets.view(-1))
+
+
+model = Llama() if theta else Gpt()
 for weight in model.parameters():
     if weight.dim() > 1:
         nn.init.normal_(weight, std=0.02)
