@@ -10,7 +10,7 @@
 namespace ultrascale::single_gpu {
 
 struct Chapter {
-    std::string batch_ramp, seq_ramp, compare, demo;
+    std::string batch_ramp, seq_ramp, compare, demo, settings;
     bool naive_mean = false, noise_scale = false, fresh_grads = false;
 
     void add_options(OptionList& options, const Options& shared) {
@@ -44,14 +44,23 @@ struct Chapter {
         options
             .add("--demo", demo,
                  "parameters, activations, batch, latent: the formulas with their numbers; "
+                 "memory: what a rank of any layout holds, as a page with sliders with --html; "
                  "launches: the host's clock against the device's; "
                  "failures: how often a large cluster should save")
-            .one_of({"parameters", "activations", "batch", "latent", "launches", "failures"})
+            .one_of(
+                {"parameters", "activations", "batch", "latent", "memory", "launches", "failures"})
             .excludes(training_outputs)
             .excludes({"--estimate", "--svg", "--compare", "--seq-ramp", "--fresh-grads",
                        "--noise-scale"})
             .reads({"--json", "--html"}, "its numbers are those of papers",
-                   [this] { return demo != "batch" && demo != "launches" && demo != "failures"; })
+                   [this] {
+                       return demo != "batch" && demo != "launches" && demo != "failures" &&
+                              demo != "memory";
+                   })
+            .reads({"--json", "--html", "--settings", "--model", "--layers", "--load", "--seq",
+                    "--micro-batch", "--grad-accum", "--dtype", "--fp32-grads", "--recompute",
+                    "--attention"},
+                   "no formula of memory has it", [this] { return demo == "memory"; })
             .reads({"--json", "--html", "--seed"}, "its cluster is imagined",
                    [this] { return demo == "failures"; })
             .reads({"--json", "--html", "--dtype"}, "it times launches",
@@ -61,12 +70,17 @@ struct Chapter {
                    "it is about the tokens of a batch", [this] { return demo == "batch"; })
             .reads({"--json", "--html"}, "without --batch-ramp it shows MiniMax-01's batches",
                    [this] { return demo == "batch" && batch_ramp.empty(); });
+        options
+            .add("--settings", settings,
+                 "With --demo memory: tp=8,pp=4,... sets the formulas' letters; layouts are parted "
+                 "by semicolons")
+            .only_if([this] { return demo == "memory"; }, "only --demo memory has letters");
         options.training_options({"--naive-mean"}, Another::refused);
         options.training_options({"--batch-ramp", "--seq-ramp"}, Another::told);
     }
 
     void check(const Options& options) const {
-        if (!demo.empty()) options.refuse_figures("--demo " + demo);
+        if (!demo.empty() && demo != "memory") options.refuse_figures("--demo " + demo);
         if (Communicator::world().size() > 1)
             user_error("00_single_gpu runs on one device: start it with one rank");
     }

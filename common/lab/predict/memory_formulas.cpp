@@ -97,18 +97,17 @@ std::string memory_page_data(const MemorySettings& start) {
 #define REFUSED(condition, sentence) refused.push_back({#condition, sentence});
 #define FORMULA(unit, name, what, ...) formulas.push_back({unit, #name, what, #__VA_ARGS__});
 #include "memory_formulas.inc"
-    const auto model = [&](const char* name, const LlamaConfig& config, const char* ranks) {
+    const auto model = [&](const char* model_name, const LlamaConfig& config, const char* rest) {
         MemorySettings all;
-        all.set(config), all.set(ranks);
-        Json& of = models[name];
+        all.set(config), all.set(rest);
 #define SETTING(group, name, ...) \
-    if (group != std::string("batch") && group != std::string("numbers")) of[#name] = all.name;
+    if (group != std::string("numbers")) models[model_name][#name] = all.name;
 #include "memory_formulas.inc"
     };
-    model("Llama-3-8B", preset("llama-3-8b"), "dp=8,zero=1");
-    model("Llama-3-70B", preset("llama-3-70b"), "tp=8,pp=2,dp=16,zero=1");
-    model("Llama-3-405B", preset("llama-3-405b"), "tp=8,pp=16,dp=128,zero=1");
-    model("DeepSeek-V3", deepseek_v3_by_formula(), "ep=64,pp=16,dp=2,zero=1");
+    model("Llama-3-8B", preset("llama-3-8b"), "s=4096,m=4,dp=8,zero=1");
+    model("Llama-3-70B", preset("llama-3-70b"), "s=4096,m=16,dp=16,tp=8,pp=2,zero=1");
+    model("Llama-3-405B", preset("llama-3-405b"), "s=8192,m=16,dp=128,tp=8,pp=16,zero=1");
+    model("DeepSeek-V3", deepseek_v3_by_formula(), "s=4096,m=120,dp=2,ep=64,pp=16,zero=1");
     const Json formats = {{"fp32", {{"e", 4}, {"g", 4}, {"k", 8}, {"fp8", 0}}},
                           {"bf16", {{"e", 2}, {"g", 2}, {"k", 12}, {"fp8", 0}}},
                           {"bf16, fp32 gradients", {{"e", 2}, {"g", 4}, {"k", 12}, {"fp8", 0}}},

@@ -1,6 +1,6 @@
-// What a rank of any layout holds, by the table of formulas in memory_formulas.inc: for --demo memory
-// of chapter 00, and for the page with sliders that --html writes. The programs' own predictions
-// (activations.h, and each chapter's lab/predict.h) know more details; a test compares the two.
+// What a rank of any layout holds, by the table of formulas in memory_formulas.inc: for --demo
+// memory of chapter 00, and for the page with sliders that --html writes. The programs' own
+// predictions (activations.h, and each chapter's lab/predict.h) know more; a test compares the two.
 #pragma once
 
 #include <algorithm>
