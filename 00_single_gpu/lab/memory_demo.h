@@ -1,6 +1,6 @@
-// --demo memory: what a rank of any layout holds, by common/lab/predict/memory_formulas.inc, with the
-// numbers of each formula. With --html the page has the formulas with sliders, with --json a row for
-// each layout.
+// --demo memory: what a rank of any layout holds, by common/lab/predict/memory_formulas.inc, with
+// the numbers of each formula. With --html the page has the formulas with sliders, with --json a
+// row for each layout.
 #pragma once
 
 #include "lab/predict/memory_formulas.h"

@@ -44,7 +44,7 @@ struct Chapter {
         options
             .add("--demo", demo,
                  "parameters, activations, batch, latent: the formulas with their numbers; "
-                 "memory: what a rank of any layout holds, as a page with sliders with --html; "
+                 "memory: what a rank of any layout holds, with --html as a page with sliders; "
                  "launches: the host's clock against the device's; "
                  "failures: how often a large cluster should save")
             .one_of(

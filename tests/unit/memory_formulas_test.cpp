@@ -199,7 +199,8 @@ TEST(MemoryFormulas, ReadSettings) {
     m.set("h=8192,tp=8");
     EXPECT_EQ(m.h, 8192);
     EXPECT_EQ(m.tp, 8);
-    for (const char* text : {"H=1", "h", "h=", "h=x", "h=1x", "h=-1", "h=nan", "h=1e13", "=1", ","})
+    for (const char* text :
+         {"H=1", "h", "h=", "h=x", "h=1x", "h=-1", "h=nan", "h=1e13", "h=1.5", "=1", ","})
         EXPECT_THROW(m.set(text), UserError) << text;
     // Published models, and back.
     m = {};

@@ -36,7 +36,7 @@ function memoryControl([, name, , choices, what], chosen, changed) {
             changed(name, Number(event.target.value))}, options.map(([number, words]) =>
             h("option", {value: number, selected: Number(number) === value}, words))));
     }
-    const values = name === "r" ? [...Array(chosen.pp).keys()]
+    const values = choices === "" ? [...Array(4096).keys()]
         : [...new Set([...choices.split(" ").map(Number), value])].sort((a, b) => a - b);
     const shown = h("output", {}, value.toLocaleString("en"));
     return h("label", {}, label, shown, h("input", {type: "range", name, min: 0,
@@ -49,7 +49,7 @@ function memoryControl([, name, , choices, what], chosen, changed) {
         }}));
 }
 
-// One stacked bar, with letters where there is room. `column`: ours, or the book's.
+// One stacked bar, ours or the book's, with letters where there is room.
 function memoryBar(name, values, scale, ofBook) {
     const parts = Object.entries(memoryBars).map(([key, [letter, what, colour, book]]) =>
         ({key: ofBook ? book : key, letter, what, colour})).filter(({key}) => values[key] > 0);
@@ -87,7 +87,10 @@ function memoryFormulas(table) {
             short(values[name])));
 
     function draw() {
-        chosen.r = Math.min(chosen.r, chosen.pp - 1);
+        const place = controls.querySelector("[name=r]");  // its choices depend on pp
+        place.max = chosen.pp - 1;
+        place.value = place.previousSibling.textContent = chosen.r =
+            Math.min(chosen.r, chosen.pp - 1);
         command.textContent = 'make run CHAPTER=00_single_gpu ARGS="--demo memory --settings ' +
             table.settings.map(([, name]) => `${name}=${chosen[name]}`).join() + '"';
         const at = evaluate(chosen);
@@ -128,7 +131,7 @@ function memoryFormulas(table) {
                 h("div", {class: "sliders"}, table.settings.filter((row) => row[0] === group).map(
                     (row) => memoryControl(row, chosen, (name, value) => {
                         chosen[name] = value;
-                        if (name === "pp") set({r: 0}); else draw();
+                        draw();
                     }))))));
         draw();
     }

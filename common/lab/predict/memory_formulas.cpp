@@ -30,8 +30,9 @@ void MemorySettings::set(const std::string& text) {
         } catch (const std::logic_error&) {
             read = 0;
         }
-        if (is >= end || read == 0 || read < end - is - 1 || !(value >= 0 && value <= 1e12))
-            user_error("--settings {}: give names with numbers, like h=8192,tp=8",
+        if (is >= end || read == 0 || read < end - is - 1 || !(value >= 0 && value <= 1e12) ||
+            value != std::floor(value))
+            user_error("--settings {}: give names with whole numbers, like h=8192,tp=8",
                        text.substr(at, end - at));
         set(text.substr(at, is - at), value);
         at = end + 1;

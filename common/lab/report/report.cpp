@@ -147,7 +147,8 @@ void Report::technique(const std::string& label, const std::string& words,
     if (!impl_->formulas) return;
     for (const auto& [axis, ranks] : layout)
         for (const char* known : {"dp", "tp", "cp", "ep", "pp"})
-            if (axis == known) impl_->formulas->set(axis, double(std::get<int64_t>(ranks)));
+            if (const auto* size = std::get_if<int64_t>(&ranks); size && axis == known)
+                impl_->formulas->set(axis, double(*size));
 }
 
 void Report::step(const StepRecord& r) {

@@ -6,8 +6,8 @@
 
 namespace ultrascale {
 
-// What a run's options say of the table's settings. The axes follow from its layout. A schedule that
-// the table does not have becomes 1F1B.
+// Returns what a run's options say of the table's settings; the axes follow from its layout. A
+// schedule that the table does not have becomes 1F1B.
 inline MemorySettings settings_of_run(const StepShape& shape, const Options& options) {
     MemorySettings settings;
     settings.set(shape);
