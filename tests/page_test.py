@@ -4,8 +4,11 @@ browser without a window, and looks for errors. MPIRUN: what starts ranks; PICTU
 screenshots. Without chromium (apt install chromium) or the programs it says so and tests
 nothing."""
 
+import json
 import os
 import pathlib
+import random
+import re
 import shlex
 import subprocess
 import sys
@@ -71,7 +74,7 @@ class PageTest(unittest.TestCase):
         self.assertEqual(self.headings(), [
             "Compared with one device", "Memory of a rank", "Timeline of all ranks",
             "Communication of rank 0 in a step", "Loss", "Pictures", "More figures",
-            "Configuration"])
+            "Configuration", "Memory by formula"])
         self.assertIn("trains as one plain device", self.text())
         self.assertNotIn("[object", self.text())
         # The timeline's rows and colours.
@@ -124,6 +127,89 @@ class PageTest(unittest.TestCase):
         self.page(1, "07_kernels", "--kernel transpose_naive --kernel transpose_padded")
         self.assertIn("transpose_padded", self.text("tbody"))
 
+    # ---- the formulas of memory ------------------------------------------------------------------
+    def test_formulas_of_a_run_begin_with_its_settings(self):
+        self.page(2, "05_pipeline", "--layers 4 --micro-batch 3 --grad-accum 4 --steps 2 "
+                  "--no-verify --schedule afab --dtype bf16")
+        begin = self.browser.run("""Object.fromEntries(data.formulas.settings.map(
+            ([, name, value]) => [name, value]))""")
+        expected = {"L": 4, "h": 128, "a": 8, "K": 4, "h_ff": 384, "v": 256, "s": 128, "b": 3,
+                    "m": 4, "e": 2, "g": 2, "k": 12, "pp": 2, "dp": 1, "tp": 1, "schedule": 0}
+        self.assertEqual({name: begin[name] for name in expected}, expected)
+        # Beside the run's own prediction, of rank 0.
+        own = {row["name"]: row["bytes"] for row in self.browser.run("""Object.entries(
+            summary.memory_by_rank[0]).map(([name, of]) => ({name, bytes: of.predicted ?? 0}))""")}
+        shown = self.browser.run(BARS + "bars(0)")
+        self.assertEqual(own["parameters"], shown["parameters"])
+        self.assertEqual(own["optimizer"], shown["states"])
+        self.assertAlmostEqual(own["activations, peak"] / (shown["activations"] + shown["work"]), 1,
+                               delta=0.1)
+
+    def test_formulas_in_the_browser_and_in_cpp_are_the_same(self):
+        path = self.page(1, "00_single_gpu", "--demo memory --model llama-3-8b --dtype bf16")
+        table = self.browser.run("data.formulas")
+        pick, layouts = random.Random(3), []
+        while len(layouts) < 300:
+            layout = {}
+            for _, name, begin, choices, _ in table["settings"]:
+                words = re.split("[|]" if "=" in choices else " ", choices)
+                values = [float(word.split("=")[0]) for word in words if word] or [begin]
+                stays = 0.8 if name in ("tp", "cp", "ep", "E", "h", "a", "K", "D") else 0.4
+                layout[name] = begin if pick.random() < stays else pick.choice(values)
+            layout["r"] = pick.choice([0, layout["pp"] - 1])
+            layouts.append(layout)
+        seen = self.browser.run(BARS + f"""{json.dumps(layouts)}.map((layout) => {{
+            document.getElementById("memory-formulas").set(layout);
+            return bars(layout.r); }})""")
+        computed = self.computed(layouts)
+        for layout, shown, row in zip(layouts, seen, computed, strict=True):
+            with self.subTest(**layout):
+                self.assertEqual(shown.pop("refused", None), row.get("refused"))
+                for name, value in shown.items():
+                    self.assertAlmostEqual(value, row[name], delta=1e-12 * abs(row[name]))
+        self.assertGreater(sum("refused" not in row for row in computed), 100)
+        self.assertGreater(sum("refused" in row for row in computed), 50)
+        self.looks(path)
+
+    def computed(self, layouts):
+        """What C++ says of them."""
+        rows = []
+        for first in range(0, len(layouts), 100):
+            texts = [",".join(f"{name}={value:.0f}" for name, value in layout.items())
+                     for layout in layouts[first:first + 100]]
+            path = self.folder / "memory.jsonl"
+            launcher = shlex.split(os.environ.get("MPIRUN", "mpirun")) + ["-n", "1"]
+            subprocess.run([*launcher, BUILT / "00_single_gpu", "--demo", "memory", "--settings",
+                            ";".join(texts), "--json", path], check=True,
+                           stdout=subprocess.DEVNULL)
+            rows += [line["row"] for line in map(json.loads, path.read_text().splitlines())
+                     if "row" in line]
+        return rows
+
+    def test_sliders(self):
+        self.page(1, "00_single_gpu", "--demo memory --model llama-3-8b --dtype bf16 --settings "
+                  "dp=8")
+        before = self.browser.run(BARS + "bars(0)")
+        self.assertEqual(self.text("h1"), "What a rank holds")
+        move = """(() => { const c = document.querySelector("[name=%s]"); c.value = %s;
+            c.dispatchEvent(new Event(c.type === "range" ? "input" : "change")); })()"""
+        self.browser.run(move % ("zero", 1))
+        after = self.browser.run(BARS + "bars(0)")
+        self.assertEqual(after["states"], before["states"] / 8)
+        self.assertIn("zero=1", self.text("#memory-formulas"))
+        self.browser.run(move % ("pp", 2))  # of 1, 2, 4, ...
+        self.assertEqual(self.browser.run("document.querySelectorAll('.bars .pair').length"), 8)
+        self.assertIn("N = copied + with_experts", self.browser.run(
+            "document.getElementById('memory-formulas').textContent"))
+        self.browser.run(move % ("a", 0))  # one head, which the key-value heads do not divide
+        self.assertEqual(self.browser.run(BARS + "bars(0)"), {
+            "refused": "The key-value heads must divide the attention heads."})
+        self.assertFalse(self.text("#memory-formulas").count("with the numbers filled in"))
+        for model in ("Llama-3-8B", "Llama-3-70B", "Llama-3-405B", "DeepSeek-V3"):
+            self.browser.run(f"[...document.querySelectorAll('button')].find("
+                             f"b => b.innerText === '{model}').click()")
+            self.assertGreater(self.browser.run(BARS + "bars(0).parameters"), 1e9)
+
     # ---- grades ----------------------------------------------------------------------------------
     def test_grades_of_a_student(self):
         path = self.folder / "grades.html"
@@ -161,6 +247,18 @@ class PageTest(unittest.TestCase):
         self.browser.click("#class tbody tr:nth-child(2) a")
         self.assertGreater(self.browser.run("scrollY"), 100)
         self.looks(path)
+
+
+# The bars of a rank, ours and the book's, by name; or why there are none.
+BARS = """function bars(rank) {
+    const bad = document.querySelector(".bars .bad");
+    if (bad) return {refused: bad.textContent};
+    const pairs = [...document.querySelectorAll(".bars .pair")];
+    const at = pairs.findIndex((pair) => pair.textContent.startsWith(`rank ${rank}:`));
+    return Object.fromEntries(pairs.slice(at, at + 2).flatMap((pair) =>
+        [...pair.querySelectorAll("span")].map((s) => [s.dataset.name, Number(s.dataset.bytes)])));
+}
+"""
 
 
 def grade(exercise, points, of):

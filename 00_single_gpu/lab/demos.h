@@ -4,6 +4,7 @@
 #include "failures_demo.h"
 #include "formulas_demo.h"
 #include "launches_demo.h"
+#include "memory_demo.h"
 #include "options.h"
 #include "scales_demo.h"
 
@@ -14,6 +15,7 @@ inline void run_demo(const Options& options, const Chapter& chapter) {
     if (chapter.demo == "activations") demo_activations();
     if (chapter.demo == "latent") demo_latent();
     if (chapter.demo == "scales") demo_scales(step_shape(options, options.config()));
+    if (chapter.demo == "memory") demo_memory(options, chapter.settings);
     if (chapter.demo == "launches") demo_launches(options);
     if (chapter.demo == "failures") demo_failures(options.seed);
     if (chapter.demo == "batch")  // MiniMax-01's (arXiv 2501.08313) unless another one is given

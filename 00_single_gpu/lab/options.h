@@ -10,7 +10,7 @@
 namespace ultrascale::single_gpu {
 
 struct Chapter {
-    std::string batch_ramp, seq_ramp, compare, demo;
+    std::string batch_ramp, seq_ramp, compare, demo, settings;
     bool naive_mean = false, noise_scale = false, fresh_grads = false;
 
     void add_options(OptionList& options, const Options& shared) {
@@ -44,11 +44,12 @@ struct Chapter {
         options
             .add("--demo", demo,
                  "parameters, activations, batch, latent: the formulas with their numbers; "
-                 "scales: the sizes of a model's tensors; launches: the host's clock against the "
-                 "device's; "
+                 "scales: the sizes of a model's tensors; "
+                 "memory: what a rank of any layout holds, with --html as a page with sliders; "
+                 "launches: the host's clock against the device's; "
                  "failures: how often a large cluster should save")
-            .one_of(
-                {"parameters", "activations", "scales", "batch", "latent", "launches", "failures"})
+            .one_of({"parameters", "activations", "scales", "batch", "latent", "memory", "launches",
+                     "failures"})
             .excludes(training_outputs)
             .excludes({"--estimate", "--svg", "--compare", "--seq-ramp", "--fresh-grads",
                        "--noise-scale"})
@@ -59,6 +60,10 @@ struct Chapter {
             .reads({"--json", "--html", "--model", "--layers", "--load", "--micro-batch", "--seq",
                     "--dtype", "--fp32-grads", "--attention"},
                    "it counts a micro-batch's tensors", [this] { return demo == "scales"; })
+            .reads({"--json", "--html", "--settings", "--model", "--layers", "--load", "--seq",
+                    "--micro-batch", "--grad-accum", "--dtype", "--fp32-grads", "--recompute",
+                    "--attention"},
+                   "no formula of memory has it", [this] { return demo == "memory"; })
             .reads({"--json", "--html", "--seed"}, "its cluster is imagined",
                    [this] { return demo == "failures"; })
             .reads({"--json", "--html", "--dtype"}, "it times launches",
@@ -68,12 +73,17 @@ struct Chapter {
                    "it is about the tokens of a batch", [this] { return demo == "batch"; })
             .reads({"--json", "--html"}, "without --batch-ramp it shows MiniMax-01's batches",
                    [this] { return demo == "batch" && batch_ramp.empty(); });
+        options
+            .add("--settings", settings,
+                 "With --demo memory: tp=8,pp=4,... sets the formulas' letters; layouts are parted "
+                 "by semicolons")
+            .only_if([this] { return demo == "memory"; }, "only --demo memory has letters");
         options.training_options({"--naive-mean"}, Another::refused);
         options.training_options({"--batch-ramp", "--seq-ramp"}, Another::told);
     }
 
     void check(const Options& options) const {
-        if (!demo.empty()) options.refuse_figures("--demo " + demo);
+        if (!demo.empty() && demo != "memory") options.refuse_figures("--demo " + demo);
         if (Communicator::world().size() > 1)
             user_error("00_single_gpu runs on one device: start it with one rank");
     }

@@ -24,6 +24,7 @@
 #pragma once
 
 #include "cost.h"
+#include "lab/predict/memory_formulas.h"
 
 namespace ultrascale::five_d {
 
@@ -42,21 +43,24 @@ struct PublishedRow {
     double faster_products = 1;  // how many times as fast fp8's are
 };
 
-inline StepShape published_shape(int64_t L, int64_t h, int64_t D, int64_t K, int64_t F, int64_t V,
-                                 bool tied, int64_t seq) {
-    const LlamaConfig config{.layers = L,
-                             .hidden = h,
-                             .heads = h / D,
-                             .kv_heads = K > 0 ? K : h / D,
-                             .head_dim = D,
-                             .ffn = F,
-                             .vocab = V,
-                             .tied = tied};
+inline StepShape published_shape(const LlamaConfig& config, int64_t seq) {
     return {.config = config,
             .model = {.dtype = DType::bf16},
             .grad_dtype = DType::fp32,
             .micro_batch = 1,
             .seq = seq};
+}
+inline StepShape published_shape(int64_t L, int64_t h, int64_t D, int64_t K, int64_t F, int64_t V,
+                                 bool tied, int64_t seq) {
+    return published_shape({.layers = L,
+                            .hidden = h,
+                            .heads = h / D,
+                            .kv_heads = K > 0 ? K : h / D,
+                            .head_dim = D,
+                            .ffn = F,
+                            .vocab = V,
+                            .tied = tied},
+                           seq);
 }
 
 // Megatron-LM's nine rows and Llama 3's three: rows 0, 2, 4 ... are fitted, the others held out.
@@ -108,14 +112,11 @@ inline std::vector<PublishedRow> published_rows() {
     return rows;
 }
 
-// DeepSeek-V3's step. Latent attention is represented by attention with as many weights (heads of
-// 102 numbers), and DualPipe by 1F1B in which the experts' rows travel under another micro-batch.
-// Products in fp8 are as much faster than in bf16 as on the H200 of chapter 07's MEASURED.md.
+// DeepSeek-V3's step. DualPipe is represented by 1F1B in which the experts' rows travel under
+// another micro-batch. Products in fp8 are as much faster than in bf16 as on the H200 of chapter
+// 07's MEASURED.md.
 inline PublishedRow deepseek_row() {
-    StepShape shape = published_shape(61, 7168, 102, 1, 18432, 129280, false, 4096);
-    shape.config.heads = 128;
-    shape.config.experts = {.count = 256, .ffn = 2048, .shared = 1, .first_dense = 3};
-    shape.config.experts.router.top_k = 8;
+    StepShape shape = published_shape(deepseek_v3_by_formula(), 4096);
     return {.name = "DeepSeek-V3, 2048 H800s",
             .shape = shape,
             .plan = {.dp = 2, .ep = 64, .pp = 16, .zero = 1, .micro_batches = 120},

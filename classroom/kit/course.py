@@ -19,6 +19,8 @@ from render import ROOT, address, relative
 KIT = ROOT / "classroom/kit"
 # The site contains the pages of these runs, which take seconds and show different things.
 REPORTS = [
+    ("memory", "What a rank of any layout holds, with sliders", 1, "00_single_gpu",
+     "--demo memory --model llama-3-8b --dtype bf16 --fp32-grads --micro-batch 1"),
     ("single", "A plain training", 1, "00_single_gpu", "--steps 30"),
     ("overlap", "Three ways to sum gradients", 2, "01_data_parallel",
      "--compare --bucket-mb 1 --node-size 1 --inter-gbps 1 --steps 4"),
@@ -133,8 +135,9 @@ def make(build, site):
     listed = contents(pages)
     decks = sorted((KIT / "slides").glob("*.md"))
     if build:
-        listed.append(("Reports", pathlib.PurePath("reports/index.html"), []))
-        write(site, listed[-1][1], "Reports", run_reports(build, site), listed)
+        listed += [("Reports", pathlib.PurePath("reports/index.html"), []),
+                   ("Memory, with sliders", pathlib.PurePath("reports/memory.html"), [])]
+        write(site, listed[-2][1], "Reports", run_reports(build, site), listed)
     for path in pages:
         write(site, address(path), *render.markdown(path, linked), listed)
     style, script = ((KIT / name).read_text(encoding="utf-8") for name in

@@ -199,12 +199,19 @@ TEST(SingleGpuDemo, PrintsItsTables) {
     prints("--demo batch --batch-ramp 4M:40M,8M --micro-batch 2 --seq 100",
            {"4.00 M        40000           10 ", "8.00 M        80000 "});
     prints("--demo latent", {"576 numbers", "28.2 %"});
+    prints("--demo memory --model llama-3-8b --dtype bf16 --settings dp=8,zero=3,recompute=2",
+           {"N = copied + with_experts * experts = 8030261248 parameters", "2.36 GiB",
+            "in_flight = pp == 1 ? 1"});
+    prints("--demo memory --settings dp=2;tp=3", {"at most", "not split"});
     prints("--demo launches", {"launched", "events", "waiting", "512"});
     prints("--demo failures",
            {"one in 3.09 h", "5.8 years", "5.68 TB", "Young's T", "7.65     7.37"});
     const Outcome refused = run("00_single_gpu", "--demo batch --json x.jsonl");
     EXPECT_EQ(refused.exit_code, 2);
     EXPECT_TRUE(contains(refused.err, "no figures")) << refused.err;
+    const Outcome no_heads = run("00_single_gpu", "--demo memory --settings tp=3");
+    EXPECT_EQ(no_heads.exit_code, 2);
+    EXPECT_TRUE(contains(no_heads.err, "a head is not split")) << no_heads.err;
 }
 
 // The first step has no optimizer states until its update, so its peak is lower.

@@ -104,8 +104,8 @@ std::string page_timeline(double since, double until) {
     return "[" + all + "]";
 }
 
-void write_page(const std::string& path, const std::string& json_lines,
-                const std::string& timeline) {
+void write_page(const std::string& path, const std::string& json_lines, const std::string& timeline,
+                const std::string& formulas) {
     if (path.empty() || Communicator::world().rank() != 0) return;
     std::string lines = json_lines;
     if (!lines.empty()) lines.pop_back();  // the end of the last line
@@ -115,14 +115,15 @@ void write_page(const std::string& path, const std::string& json_lines,
     for (const auto& [name, document] : kept_pictures())
         pictures.push_back({{"name", name}, {"svg", document}});
     std::string data =
-        "{\"lines\":[" + lines + "],\n\"timeline\":" + timeline +
+        "{\"lines\":[" + lines + "],\n\"timeline\":" + timeline + ",\n\"formulas\":" + formulas +
         ",\n\"pictures\":" + pictures.dump(-1, ' ', false, Json::error_handler_t::replace) + "}";
     for (size_t at = 0; (at = data.find('<', at)) != std::string::npos;)
         data.replace(at, 1, "\\u003c");  // so no text can end the element that holds the data
     std::string page = template_file("page.html");
     put(page, "{{page.css}}", template_file("page.css"));
     put(page, "{{page.js}}",
-        template_file("draw.js") + template_file("timeline.js") + template_file("page.js"));
+        template_file("draw.js") + template_file("timeline.js") + template_file("memory.js") +
+            template_file("page.js"));
     put(page, "{{data}}", data);
     write_file(path, page);
     fmt::print("\npage written to {} (open it in a browser)\n", path);

@@ -22,8 +22,9 @@ void open_page(const std::string& path);
 // only rank 0 gets the result.
 std::string page_timeline(double since, double until);
 
-// Writes the page on rank 0. `json_lines` are the lines of --json, one object a line.
+// Writes the page on rank 0. `json_lines` are the lines of --json, one object a line; `formulas` is
+// memory_page_data() or "null".
 void write_page(const std::string& path, const std::string& json_lines,
-                const std::string& timeline = "[]");
+                const std::string& timeline = "[]", const std::string& formulas = "null");
 
 }  // namespace ultrascale

@@ -5,7 +5,9 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const lines = data.lines || [];
 const steps = lines.filter((line) => "step" in line);
 const rows = lines.filter((line) => "row" in line).map((line) => line.row);
-const summary = (lines.find((line) => "summary" in line) || {summary: {}}).summary;
+// A page without a run: only the formulas.
+const isTable = data.formulas && !lines.some((line) => line.summary?.configuration?.model);
+const summary = isTable ? {} : (lines.find((line) => "summary" in line) || {summary: {}}).summary;
 const known = ["configuration", "verify", "memory", "memory_by_rank", "communication",
     "communication_by_group", "speed", "times_by_rank", "checksums"];
 
@@ -14,7 +16,7 @@ function section(title, ...children) { return h("section", {}, h("h2", {}, title
 // ---- what ran -----------------------------------------------------------------------------------
 function header() {
     const c = summary.configuration || {}, speed = summary.speed || {}, memory = summary.memory;
-    const title = c.chapter || "ultrascale.cpp";
+    const title = isTable ? "What a rank holds" : c.chapter || "ultrascale.cpp";
     document.title = title;
     const tiles = [];
     const tile = (name, value) => tiles.push(h("div", {class: "tile"}, h("b", {}, value), name));
@@ -131,7 +133,7 @@ function loss() {
 // Rows with the same columns are a table; a microscope's rows are a kernel's source.
 function tables() {
     const groups = new Map();
-    for (const row of rows) {
+    for (const row of rows.filter((row) => row.table !== "memory_formulas")) {
         const key = row.table === "microscope" ? `microscope ${row.kernel}`
             : Object.keys(row).join();
         groups.set(key, [...(groups.get(key) || []), row]);
@@ -181,4 +183,4 @@ function pictures() {
 
 document.getElementById("page").append(...[header(), verify(), memory(),
     timeline(data.timeline || []), communication(), timesByRank(), checksums(), loss(), tables(),
-    pictures(), others(), configuration()].filter(Boolean));
+    pictures(), others(), configuration(), memoryFormulas(data.formulas)].filter(Boolean));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/error.h"
+#include "memory_formulas.h"
 
 namespace ultrascale {
 namespace {
@@ -144,12 +145,10 @@ std::string what_would_fit(const StepShape& shape, int64_t limit) {
                          : "these options would: " + found;
 }
 
-double book_activations(const StepShape& s) {
-    const LlamaConfig& c = s.config;
-    const double sbh = double(s.seq) * double(s.micro_batch) * double(c.hidden) * double(c.layers);
-    if (s.model.recompute == Recompute::full) return 2 * sbh;
-    if (s.model.recompute == Recompute::selective) return 34 * sbh;
-    return sbh * (34 + 5 * double(c.heads) * double(s.seq) / double(c.hidden));
+double book_activations(const StepShape& shape) {
+    MemorySettings settings;
+    settings.set(shape);
+    return MemoryFormulas(settings).book_activations;
 }
 
 int64_t book_bytes_per_parameter(const StepShape& s) {

@@ -15,6 +15,7 @@
 #include "median_seconds.h"
 #include "rank_times.h"
 #include "report_tables.h"
+#include "settings_of_run.h"
 
 namespace ultrascale {
 
@@ -34,6 +35,8 @@ struct Report::Impl {
     std::optional<double> best_validation;
     int64_t best_validation_step = 0;
     int64_t checkpoint_copies = 0;  // predicted, in bytes
+
+    std::optional<MemorySettings> formulas;
 
     double page_since = 0, page_until = 0;  // what --html's timeline shows, in seconds
 
@@ -99,6 +102,8 @@ static std::string describe_hosts(const Nodes& hosts) {
     return words + (hosts.names.size() > shown ? ", ..." : "");
 }
 
+void Report::formulas(const MemorySettings& settings) { impl_->formulas = settings; }
+
 void Report::configuration(int64_t global_batch, const std::string& data_description,
                            int64_t replicas) {
     const LlamaConfig& c = impl_->shape.config;
@@ -124,6 +129,7 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     print(fmt::format("  update  AdamW, lr {} {}, weight decay {}, clip {}", o.optimizer.lr,
                       o.optimizer.cosine ? "cosine" : "constant", o.optimizer.weight_decay,
                       o.optimizer.clip));
+    formulas(settings_of_run(impl_->shape, o));
     Json& json = impl_->summary["configuration"];
     json["model"] = o.model_name(), json["parameters"] = parameter_count(c);
     json["global_batch"] = global_batch, json["seq"] = seq, json["micro_batch"] = o.micro_batch;
@@ -138,6 +144,11 @@ void Report::technique(const std::string& label, const std::string& words,
     for (std::string line; std::getline(lines, line);) print(wrapped(line, 10));
     Json& json = impl_->summary["configuration"];
     json["technique"] = words, json["layout"] = json_of(layout);
+    if (!impl_->formulas) return;
+    for (const auto& [axis, ranks] : layout)
+        for (const char* known : {"dp", "tp", "cp", "ep", "pp"})
+            if (const auto* size = std::get_if<int64_t>(&ranks); size && axis == known)
+                impl_->formulas->set(axis, double(*size));
 }
 
 void Report::step(const StepRecord& r) {
@@ -337,7 +348,8 @@ void Report::finish() {
     self.json.write(Json{{"summary", self.summary}}.dump());
     if (!self.options.html.empty())
         write_page(self.options.html, self.json.kept(),
-                   page_timeline(self.page_since, self.page_until));
+                   page_timeline(self.page_since, self.page_until),
+                   self.formulas ? memory_page_data(*self.formulas) : "null");
 }
 
 }  // namespace ultrascale

@@ -16,6 +16,8 @@
 
 namespace ultrascale {
 
+struct MemorySettings;  // lab/predict/memory_formulas.h
+
 struct StepRecord {
     int64_t step;  // 1, 2, ...
     double loss, grad_norm, lr, seconds;
@@ -43,6 +45,9 @@ public:
     // Prints the chapter's own line ("  sync    bucket: ..."). `layout`: the layout of the ranks
     // ({"dp", 4}).
     void technique(const std::string& label, const std::string& words, const JsonFields& layout);
+    // The page of --html gets a section with the formulas of memory, beginning with these settings
+    // (configuration() and technique() call it for the run's own).
+    void formulas(const MemorySettings& settings);
     // Progress: a printed line every --log-every steps, and a line of JSON for each step.
     void step(const StepRecord& record);
     // Prints the loss on --val-data after `step`; step() calls it if the record has one.
