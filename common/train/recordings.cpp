@@ -1,0 +1,109 @@
+#include "recordings.h"
+
+#include <array>
+
+#include "core/ops.h"
+#include "lab/options/cli.h"
+#include "lab/report/report.h"
+
+namespace ultrascale {
+
+namespace {
+
+// The batch's tensors, in order; one is empty without documents.
+template <class B>
+auto tensors(B& batch) {
+    return std::array{&batch.tokens, &batch.targets, &batch.positions, &batch.document_starts};
+}
+
+// A copy that later micro-batches are copied into.
+Tensor own(const Tensor& tensor) {
+    return tensor ? Tensor::empty(tensor.shape(), tensor.dtype(), Memory::workspace) : Tensor();
+}
+
+void copy_batch(const Batch& to, const Batch& from) {
+    for (size_t i = 0; i < tensors(to).size(); ++i)
+        if (*tensors(to)[i]) ops::copy(*tensors(to)[i], *tensors(from)[i]);
+}
+
+}  // namespace
+
+Recordings::Kind Recordings::kind_of(const Context& context) {
+    return {.shape = context.batch.tokens.shape(),
+            .documents = bool(context.batch.document_starts),
+            .overwrites = context.micro_batch == 0,
+            .token_weight = context.token_weight};
+}
+
+void Recordings::play(const Recorded& recorded, const Tensor& loss) {
+    ops::copy(recorded.loss, loss);
+    recorded.recording->replay();
+    ops::copy(loss, recorded.loss);
+}
+
+bool Recordings::replay(const Context& context) {
+    const Kind kind = kind_of(context);
+    auto& [last, recorded] = slots_[kind.overwrites];
+    if (!recorded || recorded->kind != kind) return false;
+    last = kind;
+    copy_batch(recorded->batch, context.batch);
+    play(*recorded, context.loss);
+    ++replays_, launches_ += recorded->recording->launches();
+    const Context silent;
+    for (Parameter* parameter : recorded->contributions) {
+        parameter->has_grad = true;
+        silent.contributed(*parameter);
+    }
+    return true;
+}
+
+void Recordings::begin(Context& context, bool may_record) {
+    const Kind kind = kind_of(context);
+    Slot& slot = slots_[kind.overwrites];
+    if (std::exchange(slot.last, kind) != kind || !may_record) return;
+    std::unique_ptr<Recording> recording = make_();
+    if (!recording) return;
+    slot.recorded.reset();
+    Batch batch = context.batch;
+    for (Tensor* tensor : tensors(batch)) *tensor = own(*tensor);
+    copy_batch(batch, context.batch);
+    slot.recorded = Recorded{kind, std::move(batch), own(context.loss)};
+    slot.recorded->recording = std::move(recording);
+    open_ = &slot, loss_ = std::exchange(context.loss, slot.recorded->loss);
+    context.batch = slot.recorded->batch;
+    context.contributions = &slot.recorded->contributions;
+    slot.recorded->recording->begin();
+}
+
+void Recordings::end() {
+    if (!open_) return;
+    Recorded& recorded = *std::exchange(open_, nullptr)->recorded;
+    recorded.recording->end();
+    ++made_;
+    play(recorded, std::exchange(loss_, {}));
+}
+
+void Recordings::report(Report& report) const {
+    print(fmt::format("\nCUDA graphs: {}, replayed {}; a replay has {:.0f} launches",
+                      format_count(made_, "recording"), format_count(replays_, "time"),
+                      replays_ > 0 ? double(launches_) / double(replays_) : 0));
+    report.value("graph", "recordings", double(made_));
+    report.value("graph", "replays", double(replays_));
+    report.value("graph", "launches", double(launches_));
+}
+
+std::unique_ptr<Recordings> make_recordings(const Options& options) {
+    const char* const why_not =
+        !make_recording() ? "a CPU runs an operation when it is called, so there are no launches"
+        : options.profile ? "--profile times each operation"
+        : !options.trace.empty() ? "--trace times each operation"
+        : options.checksums      ? "--checksums reads each gradient when it is complete"
+        : options.dropout > 0    ? "--dropout draws other numbers for each sample"
+                                 : nullptr;
+    print(fmt::format("  graph   {}", why_not
+                                          ? fmt::format("not used: {}", why_not)
+                                          : "a micro-batch is recorded in step 2, and replayed"));
+    return why_not ? nullptr : std::make_unique<Recordings>();
+}
+
+}  // namespace ultrascale
