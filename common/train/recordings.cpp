@@ -92,17 +92,15 @@ void Recordings::report(Report& report) const {
     report.value("graph", "launches", double(launches_));
 }
 
-std::unique_ptr<Recordings> make_recordings(const Options& options) {
-    const char* const why_not =
-        !make_recording() ? "a CPU runs an operation when it is called, so there are no launches"
-        : options.profile ? "--profile times each operation"
-        : !options.trace.empty() ? "--trace times each operation"
-        : options.checksums      ? "--checksums reads each gradient when it is complete"
-        : options.dropout > 0    ? "--dropout draws other numbers for each sample"
-                                 : nullptr;
-    print(fmt::format("  graph   {}", why_not
-                                          ? fmt::format("not used: {}", why_not)
-                                          : "a micro-batch is recorded in step 2, and replayed"));
+std::unique_ptr<Recordings> make_recordings(const Options& options, const char* why_not) {
+    if (!make_recording())
+        why_not = "a CPU runs an operation when it is called, so there are no launches";
+    if (!options.trace.empty()) why_not = "--trace times each operation";
+    if (options.profile) why_not = "--profile times each operation";
+    if (options.checksums) why_not = "--checksums reads each gradient when it is complete";
+    if (options.dropout > 0) why_not = "--dropout draws other numbers for each sample";
+    print(why_not ? fmt::format("  graph   not used: {}", why_not)
+                  : "  graph   a micro-batch is recorded in step 2, and replayed from then on");
     return why_not ? nullptr : std::make_unique<Recordings>();
 }
 

@@ -75,7 +75,8 @@ private:
     int64_t made_ = 0, replays_ = 0, launches_ = 0;
 };
 
-// For a run with --cuda-graph. Prints what it will do, or why it cannot: then nullptr.
-std::unique_ptr<Recordings> make_recordings(const Options& options);
+// For a run with --cuda-graph. Prints what it will do; or why it cannot, for its own reason
+// `why_not` or a general one: then it returns nullptr.
+std::unique_ptr<Recordings> make_recordings(const Options& options, const char* why_not = nullptr);
 
 }  // namespace ultrascale

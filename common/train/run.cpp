@@ -76,7 +76,7 @@ void Run::start(TrainingSetup what) {
     if (!what_.label.empty()) report_->technique(what_.label, what_.technique, what_.layout);
     if (validation_)
         print(fmt::format("  valid.  {}{}", validation_->description(), what_.validation_note));
-    if (what_.cuda_graph) recordings_ = make_recordings(options_);
+    if (what_.cuda_graph) recordings_ = make_recordings(options_, what_.no_graph);
     start_saves();
     saves_->print_plan(state_);
     const bool small = parameter_count(shape_.config) < 5'000'000;

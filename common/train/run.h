@@ -56,8 +56,10 @@ struct TrainingSetup {
     // norm.
     std::vector<Hooks*> watch = {};
     std::function<void(const Step&, double squared_norm)> step_done = {};
-    // --cuda-graph: micro-batches are recorded and replayed (recordings.h).
+    // --cuda-graph: micro-batches are recorded and replayed (recordings.h). no_graph: why this
+    // training's cannot be.
     bool cuda_graph = false;
+    const char* no_graph = nullptr;
     // Whether a signal may stop the run after this many of its steps; if empty, it always may.
     std::function<bool(int64_t done)> may_stop = {};
     // The other ranks are only imagined (comm.h): the numbers mean nothing and need not be finite.
