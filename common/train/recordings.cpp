@@ -31,7 +31,6 @@ void copy_batch(const Batch& to, const Batch& from) {
 Recordings::Kind Recordings::kind_of(const Context& context) {
     return {.shape = context.batch.tokens.shape(),
             .documents = bool(context.batch.document_starts),
-            .overwrites = context.micro_batch == 0,
             .token_weight = context.token_weight};
 }
 
@@ -41,14 +40,15 @@ void Recordings::play(const Recorded& recorded, const Tensor& loss) {
     ops::copy(loss, recorded.loss);
 }
 
-bool Recordings::replay(const Context& context) {
+bool Recordings::replay(const Context& context, bool last_of_step) {
     const Kind kind = kind_of(context);
-    auto& [last, recorded] = slots_[kind.overwrites];
+    auto& [last, recorded] = slot_of(context, last_of_step);
     if (!recorded || recorded->kind != kind) return false;
     last = kind;
     copy_batch(recorded->batch, context.batch);
     play(*recorded, context.loss);
     ++replays_, launches_ += recorded->recording->launches();
+    communication_add_counts(recorded->sent);
     const Context silent;
     for (Parameter* parameter : recorded->contributions) {
         parameter->has_grad = true;
@@ -57,9 +57,9 @@ bool Recordings::replay(const Context& context) {
     return true;
 }
 
-void Recordings::begin(Context& context, bool may_record) {
+void Recordings::begin(Context& context, bool last, bool may_record) {
     const Kind kind = kind_of(context);
-    Slot& slot = slots_[kind.overwrites];
+    Slot& slot = slot_of(context, last);
     if (std::exchange(slot.last, kind) != kind || !may_record) return;
     std::unique_ptr<Recording> recording = make_();
     if (!recording) return;
@@ -72,6 +72,7 @@ void Recordings::begin(Context& context, bool may_record) {
     open_ = &slot, loss_ = std::exchange(context.loss, slot.recorded->loss);
     context.batch = slot.recorded->batch;
     context.contributions = &slot.recorded->contributions;
+    slot.recorded->sent = communication_counts();
     slot.recorded->recording->begin();
 }
 
@@ -79,6 +80,7 @@ void Recordings::end() {
     if (!open_) return;
     Recorded& recorded = *std::exchange(open_, nullptr)->recorded;
     recorded.recording->end();
+    recorded.sent = difference(communication_counts(), recorded.sent);
     ++made_;
     play(recorded, std::exchange(loss_, {}));
 }
@@ -98,6 +100,7 @@ std::unique_ptr<Recordings> make_recordings(const Options& options, const char* 
     if (!options.trace.empty()) why_not = "--trace times each operation";
     if (options.profile) why_not = "--profile times each operation";
     if (options.checksums) why_not = "--checksums reads each gradient when it is complete";
+    if (options.inter_gbps > 0) why_not = "--inter-gbps makes the host wait";
     if (options.dropout > 0) why_not = "--dropout draws other numbers for each sample";
     print(why_not ? fmt::format("  graph   not used: {}", why_not)
                   : "  graph   a micro-batch is recorded in step 2, and replayed from then on");

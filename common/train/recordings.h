@@ -10,11 +10,13 @@
 // if two in a row are alike. What changes from step to
 // step has tensors of its own, into which the present micro-batch is copied: the tokens and the
 // loss. The first micro-batch of a step has a recording for itself, because it overwrites the
-// gradients to which later ones add. The update is not recorded: it has only a few launches, and
+// gradients to which later ones add, and so has the last one, during which they may be summed over
+// ranks. The update is not recorded: it has only a few launches, and
 // another learning rate in each step.
 //
-// The host's part of a replay is what the other code counts: contributions to gradients
-// (Context::contributed). Hooks are not called, so there must be none that a replay would need.
+// The host's part of a replay is what other code counts: contributions to gradients
+// (Context::contributed), and calls of communication, whose times are not known. Hooks are not
+// called, so there must be none that a replay would need.
 #pragma once
 
 #include <functional>
@@ -23,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/comm.h"
 #include "core/recording.h"
 #include "model/parts.h"
 
@@ -36,11 +39,11 @@ public:
     explicit Recordings(std::function<std::unique_ptr<Recording>()> make = make_recording)
         : make_(std::move(make)) {}
 
-    // Replays the recording of such a micro-batch, if there is one: true.
-    bool replay(const Context& context);
+    // Replays the recording of such a micro-batch, if there is one: true. `last`: of the step.
+    bool replay(const Context& context, bool last);
     // Otherwise the micro-batch runs between these two calls. begin() records it if one like it has
     // run before, and `may_record`; then it points the context to the recording's tensors.
-    void begin(Context& context, bool may_record);
+    void begin(Context& context, bool last, bool may_record);
     void end();
 
     int64_t replays() const { return replays_; }
@@ -50,7 +53,7 @@ public:
 private:
     struct Kind {  // of micro-batches that have one recording
         Shape shape;
-        bool documents, overwrites;
+        bool documents;
         float token_weight;
         bool operator==(const Kind&) const = default;
     };
@@ -59,9 +62,10 @@ private:
         Batch batch;
         Tensor loss;
         std::vector<Parameter*> contributions = {};
+        CommunicationCounts sent = {};
         std::unique_ptr<Recording> recording = {};
     };
-    struct Slot {                  // for the first micro-batch of a step, or for the others
+    struct Slot {                  // for micro-batches at one place in a step
         std::optional<Kind> last;  // the kind that ran last
         std::optional<Recorded> recorded;
     };
@@ -69,7 +73,10 @@ private:
     static void play(const Recorded& recorded, const Tensor& loss);
 
     std::function<std::unique_ptr<Recording>()> make_;
-    Slot slots_[2];
+    Slot& slot_of(const Context& context, bool last) {
+        return slots_[2 * (context.micro_batch == 0) + last];
+    }
+    Slot slots_[4];         // neither first nor last, last, first, both
     Slot* open_ = nullptr;  // the one that is being recorded,
     Tensor loss_;           // and the step's loss
     int64_t made_ = 0, replays_ = 0, launches_ = 0;

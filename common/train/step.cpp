@@ -69,14 +69,15 @@ MicroBatch::MicroBatch(Step& step, int64_t m) : span_("micro-batch", m) {
     static_cast<Context&>(*this) =
         step.read_ ? *std::exchange(step.read_, std::nullopt) : step.micro_batch(m);
     // Operations that are traced are timed one by one.
-    if (step.recordings) step.recordings->begin(*this, !step.first && !trace_recording());
+    if (step.recordings)
+        step.recordings->begin(*this, m == step.accumulated - 1, !step.first && !trace_recording());
 }
 
 int64_t Step::after_replays(int64_t m) {
     if (!recordings) return m;
     for (; m < accumulated; ++m) {
         read_.emplace(micro_batch(m));
-        if (trace_recording() || !recordings->replay(*read_)) return m;
+        if (trace_recording() || !recordings->replay(*read_, m == accumulated - 1)) return m;
     }
     read_.reset();
     return m;

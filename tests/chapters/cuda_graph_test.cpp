@@ -7,23 +7,29 @@ namespace {
 
 TEST(CudaGraph, ChangesNoBit) {
     struct Case {
+        int ranks;  // 0: without the launcher
         const char *chapter, *arguments;
-        int replays;  // on a GPU; -1: depends on the data
+        int replays;  // on GPUs, if graphs are used there; -1: depends on the data
     };
     for (const Case& c : {
-             Case{"00_single_gpu", "", 7},
-             {"00_single_gpu", "--grad-accum 3 --dtype bf16 --fp32-grads --verify", 1 + 7 * 3},
-             {"00_single_gpu", "--recompute full --loss-chunk 40 --warmup 3", 7},
-             {"00_single_gpu", "--recompute selective --attention naive --val-data README.md", 7},
-             {"00_single_gpu", "--document-token 10",
+             Case{0, "00_single_gpu", "", 7},
+             {0, "00_single_gpu", "--grad-accum 3 --dtype bf16 --fp32-grads --verify", 7 * 3},
+             {0, "00_single_gpu", "--recompute full --loss-chunk 40 --warmup 3", 7},
+             {0, "00_single_gpu", "--recompute selective --attention naive --val-data README.md",
+              7},
+             {0, "00_single_gpu", "--document-token 10",
               -1},  // batches count different numbers of targets
-             {"00_single_gpu", "--profile", 0},
-             {"00_single_gpu", "--dropout 0.1", 0},
+             {0, "00_single_gpu", "--profile", 0},
+             {0, "08_mixed_precision", "--recipe bf16", 7},
+             {0, "08_mixed_precision", "--recipe fp16", 0},
+             {2, "01_data_parallel", "--copy-engines off --sync bucket --grad-accum 2", 7 * 2},
+             {2, "03_tensor_parallel", "--copy-engines off --tp 2", 7},
+             {0, "00_single_gpu", "--dropout 0.1", 0},
          }) {
         SCOPED_TRACE(fmt::format("{} {}", c.chapter, c.arguments));
         const TempDir dir;
         const auto with = [&](const std::string& folder, const char* option) {
-            return train(c.chapter,
+            return train(c.ranks, c.chapter,
                          fmt::format("--steps 9 --micro-batch 2 --seq 32 {} --save {} {}",
                                      c.arguments, dir / folder, option));
         };
@@ -33,8 +39,7 @@ TEST(CudaGraph, ChangesNoBit) {
         expect_as_predicted(graph);
         const bool used = graph.summary.contains("graph");
         EXPECT_EQ(used, !contains(graph.out, "  graph   not used: "));
-        EXPECT_EQ(used, on_gpu && !contains(c.arguments, "--profile") &&
-                            !contains(c.arguments, "--dropout"));
+        EXPECT_EQ(used, on_gpu && c.replays != 0 && !graph.through_host);
         if (used && c.replays >= 0) {
             EXPECT_EQ(graph.summary["graph"].at("replays"), c.replays) << graph.out;
         }
@@ -45,6 +50,13 @@ TEST(CudaGraph, IsRefusedWhereAReplayWouldLeaveSomethingOut) {
     for (const char* other : {"--fresh-grads", "--noise-scale --grad-accum 2", "--estimate"})
         expect_one_error_line(run("00_single_gpu", fmt::format("--cuda-graph {}", other)),
                               {"--cuda-graph"});
+    for (const char* chapter : {"01_data_parallel", "03_tensor_parallel"})
+        expect_one_error_line(run(chapter, "--cuda-graph"), {"--copy-engines off"});
+    for (const auto& [chapter, other] :
+         {std::pair{"01_data_parallel", "--sync ring"}, {"03_tensor_parallel", "--overlap halves"}})
+        expect_one_error_line(
+            run(chapter, fmt::format("--cuda-graph --copy-engines off {}", other)),
+            {"--cuda-graph"});
 }
 
 }  // namespace

@@ -40,8 +40,9 @@ struct StandIn : Recording {
 class RecordedSteps : public testing::Test {
 protected:
     // Trains a step and returns how many of its micro-batches ran.
-    int run(int64_t number, int64_t micro_batches, const DataLoader& loader) {
-        Step step(loader, {.micro_batch = B}, number, first_, micro_batches * B);
+    int run(int64_t number, int64_t micro_batches, const DataLoader& loader,
+            int64_t sequences = B) {
+        Step step(loader, {.micro_batch = sequences}, number, first_, micro_batches * sequences);
         step.first = number == 1, step.recordings = &recordings_;
         ParameterList& parameters = model_->parameters();
         parameters.begin_gradients(micro_batches);
@@ -51,11 +52,12 @@ protected:
             Saved saved;
             model_->forward(batch, saved);
             model_->backward(batch, saved);
+            if (communicates_) communication_add_counts(one_all_reduce());
             ++ran;
         }
         parameters.check_complete();
         for (const auto& p : parameters) EXPECT_TRUE(p->has_grad) << p->name;
-        first_ += micro_batches * B, loss_ = scalar(step.loss);
+        first_ += micro_batches * sequences, loss_ = scalar(step.loss);
         return ran;
     }
     int run(int64_t number, int64_t micro_batches) { return run(number, micro_batches, loader_); }
@@ -67,41 +69,67 @@ protected:
     Recordings recordings_{[this] { return std::make_unique<StandIn>(log_); }};
     int64_t first_ = 0;
     double loss_ = 0;
+    bool communicates_ = false;
+
+private:
+    static CommunicationCounts one_all_reduce() {
+        CommunicationCounts counts;
+        counts.groups["dp"][size_t(Collective::all_reduce)] = {.calls = 1, .bytes = 40, .sent = 30};
+        return counts;
+    }
 };
 
 TEST_F(RecordedSteps, AreReplayedFromTheThirdOn) {
-    EXPECT_EQ(run(1, 3), 3);
-    EXPECT_EQ(recordings_.replays(), 0);
-    EXPECT_EQ(run(2, 3), 2);  // the third is a replay of the second
+    EXPECT_EQ(run(1, 4), 4);
+    EXPECT_EQ(run(2, 4), 3);  // the third is a replay of the second
     EXPECT_EQ(recordings_.replays(), 1);
-    EXPECT_DOUBLE_EQ(loss_, 3);  // both recordings were replayed once, too
+    EXPECT_DOUBLE_EQ(loss_, 4);  // what was recorded was replayed once, too
     log_.replayed.clear();
-    EXPECT_EQ(run(3, 3), 0);
-    EXPECT_EQ(recordings_.replays(), 4);
-    EXPECT_DOUBLE_EQ(loss_, 3);
-    ASSERT_EQ(log_.replayed.size(), 3u);
-    for (int64_t m = 0; m < 3; ++m)
-        EXPECT_EQ(log_.replayed[size_t(m)], loader_.batch(2 * 3 * B + m * B, B).tokens);
+    EXPECT_EQ(run(3, 4), 0);
+    EXPECT_EQ(recordings_.replays(), 5);
+    EXPECT_DOUBLE_EQ(loss_, 4);
+    ASSERT_EQ(log_.replayed.size(), 4u);
+    for (int64_t m = 0; m < 4; ++m)
+        EXPECT_EQ(log_.replayed[size_t(m)], loader_.batch(2 * 4 * B + m * B, B).tokens);
 }
 
 TEST_F(RecordedSteps, FitOneTokenWeight) {
+    const DataLoader ignoring(file_, {.seq = T, .ignore_token = ' '});
+    const auto run_ignoring = [&](int64_t number) {
+        first_ = 0;  // the same samples each time, so as many targets count
+        return run(number, 1, ignoring);
+    };
     EXPECT_EQ(run(1, 1), 1);
     EXPECT_EQ(run(2, 1), 1);
     EXPECT_EQ(run(3, 1), 0);
-    EXPECT_EQ(run(4, 2), 2);  // each token counts for half as much
+    EXPECT_EQ(run_ignoring(4), 1);
     EXPECT_EQ(run(5, 1), 0);  // the recording is still there
-    EXPECT_EQ(run(6, 2), 2);
-    EXPECT_EQ(run(7, 2), 1);  // the first is recorded; the second was so in step 6
-    EXPECT_EQ(run(8, 2), 0);
-    EXPECT_EQ(run(9, 1), 1);  // in place of the other one
+    EXPECT_EQ(run_ignoring(6), 1);
+    EXPECT_EQ(run_ignoring(7), 1);  // is recorded, as the second in a row
+    EXPECT_EQ(run_ignoring(8), 0);
+    EXPECT_EQ(run(9, 1), 1);  // its recording was replaced
 }
 
 TEST_F(RecordedSteps, FitOneShape) {
-    const DataLoader longer(file_, {.seq = 2 * T});
-    for (int64_t number : {1, 2}) EXPECT_EQ(run(number, 2), 2);
+    const DataLoader longer(file_, {.seq = B * T});
+    EXPECT_EQ(run(1, 2), 2);
+    EXPECT_EQ(run(2, 2), 2);
     EXPECT_EQ(run(3, 2), 0);
-    EXPECT_EQ(run(4, 1, longer), 1);  // as many tokens, so their weight is the same
+    EXPECT_EQ(run(4, 2, longer, 1), 2);  // as many tokens, so their weight is the same
     EXPECT_EQ(run(5, 2), 0);
+}
+
+// As if the micro-batch's backward made an all-reduce.
+TEST_F(RecordedSteps, CountTheRecordedCommunicationAgain) {
+    communicates_ = true;
+    run(1, 1), run(2, 1);
+    const CommunicationCounts before = communication_counts();
+    run(3, 1), run(4, 1);
+    const CommunicationCount more =
+        difference(communication_counts(), before)[size_t(Collective::all_reduce)];
+    EXPECT_EQ(more.calls, 2);
+    EXPECT_EQ(more.bytes, 2 * 40);
+    EXPECT_EQ(more.sent, 2 * 30);
 }
 
 TEST_F(RecordedSteps, RunAsUsualWhileOperationsAreTraced) {
