@@ -32,7 +32,7 @@ public:
         micro_batches_ = micro_batches;
         parameters_.begin_gradients(sums_ ? 1 : micro_batches);
     }
-    // Called after the backward of micro-batch m. Work that is queued on the compute stream after the
+    // Called after micro-batch m's backward. Work that is queued on the compute stream after the
     // last call sees the gradients' sums over all micro-batches and ranks.
     void end_micro_batch(int64_t m) {
         const bool first = m == 0, last = m == micro_batches_ - 1;

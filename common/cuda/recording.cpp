@@ -69,7 +69,7 @@ public:
         check(!is_recording(), "two recordings at a time");
         cuda_release_unused();  // the recording's memory takes its place
         pool().constants = constants_, recording_ = true;
-        // Relaxed: this thread may allocate meanwhile, since nothing that is recorded depends on it.
+        // Relaxed: meanwhile this thread may allocate, on which nothing recorded depends.
         cuda_check(cudaStreamBeginCapture(cuda_compute(), cudaStreamCaptureModeRelaxed));
     }
     void end() override {

@@ -111,7 +111,7 @@ public:
 
 private:
     friend MicroBatch;
-    // Replays micro-batches from m on as long as there are recordings of them; returns the next one.
+    // Replays micro-batches from m on as long as there are recordings of them; returns the next.
     int64_t after_replays(int64_t m);
     int64_t first_sample_of(int64_t m) const {
         return first_sample_ + (m * slice_.count + slice_.replica) * slice_.micro_batch;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A small model, which launches bound: SmolLM-135M with 1, 8 and 32 x 2048 tokens a step, without and
-# with --cuda-graph in turn, then its most expensive operations, and PyTorch compiled, without and
-# with CUDA graphs. LAUNCHES.md in 00_single_gpu predicts what this measures.
+# A small model, which launches bound: SmolLM-135M with 1, 8 and 32 x 2048 tokens a step, without
+# and with --cuda-graph in turn, then its most expensive operations, and PyTorch compiled, without
+# and with CUDA graphs. LAUNCHES.md in 00_single_gpu predicts what this measures.
 # Usage: tests/bench/small_model.sh BUILD [ROUNDS]
 set -eu
 cd "$(dirname "$0")/../.."
