@@ -6,8 +6,8 @@
 // computes from whatever its tensors contain by then, but with the same numbers (a learning rate,
 // say), and the host's own work between the operations is not repeated. Tensors that are created
 // while a recording is made have memory that stays reserved for replays. Between begin() and end()
-// nothing runs; the host must not wait for the device, or copy from and to it, and must not free
-// tensors that were there before.
+// nothing runs, so the host must not wait for the device, or copy from and to it. A tensor from
+// before that is freed there keeps its memory and its contents for the replays.
 #pragma once
 
 #include <cstdint>

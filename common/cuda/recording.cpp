@@ -8,7 +8,6 @@
 #include "core/recording.h"
 
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "core/tensor.h"
@@ -19,18 +18,20 @@ namespace ultrascale {
 
 namespace {
 
-// Lists of addresses and sizes that operations copy to the device. They are the same in every
-// replay, so they are copied once, to memory that nothing else ever uses.
-struct Constants : Allocator {
-    std::vector<void*> held;
+// Memory that a recording holds besides the pool's, for its replays: lists of addresses and sizes
+// that operations copy to the device, which are copied only once because they do not change; and
+// what was freed in the recording, but is older.
+struct Held : Allocator {
+    std::vector<void*> constants, freed;
     void* allocate(int64_t bytes) override {
         void* data = nullptr;
         if (cudaMalloc(&data, size_t(bytes)) != cudaSuccess) return cudaGetLastError(), nullptr;
-        return held.emplace_back(data);
+        return constants.emplace_back(data);
     }
-    void free(void*) override {}  // replays read it
-    ~Constants() override {
-        for (void* data : held) cudaFree(data);
+    void free(void*) override {}
+    ~Held() override {
+        for (void* data : constants) cudaFree(data);
+        for (void* data : freed) cudaFreeAsync(data, cuda_compute());
     }
 };
 
@@ -38,8 +39,7 @@ struct Pool {
     cudaMemPool_t pool = nullptr;
     cudaStream_t stream = nullptr;
     std::unordered_set<void*> blocks;
-    std::shared_ptr<Constants> constants;  // of the recording that is being made, if one is
-    std::vector<void*> freed;              // memory from before that recording, freed in it
+    std::shared_ptr<Held> held;  // of the recording that is being made, if one is
 
     Pool() {
         cuda_select_device();
@@ -62,22 +62,21 @@ Pool& pool() {
 class Graph : public Recording {
 public:
     ~Graph() override {
-        if (recording_) abandon();
+        if (pool().held == held_) abandon();
         if (graph_) cudaGraphExecDestroy(graph_);
     }
     void begin() override {
         check(!is_recording(), "two recordings at a time");
         cuda_release_unused();  // the recording's memory takes its place
-        pool().constants = constants_, recording_ = true;
+        pool().held = held_;
         // Relaxed: meanwhile this thread may allocate, on which nothing recorded depends.
         cuda_check(cudaStreamBeginCapture(cuda_compute(), cudaStreamCaptureModeRelaxed));
     }
     void end() override {
         cudaGraph_t captured = nullptr;
         const cudaError_t status = cudaStreamEndCapture(cuda_compute(), &captured);
-        const bool freed_others = finish();
+        pool().held = nullptr;
         cuda_check(status);
-        check(!freed_others, "a recording freed a tensor from before, which replays would read");
         size_t nodes = 0;
         cuda_check(cudaGraphGetNodes(captured, nullptr, &nodes));
         launches_ = int64_t(nodes);
@@ -93,20 +92,11 @@ private:
         if (cudaStreamEndCapture(cuda_compute(), &captured) == cudaSuccess)
             cudaGraphDestroy(captured);
         cudaGetLastError();  // why it was abandoned is being thrown
-        finish();
+        pool().held = nullptr;
     }
-    // Returns whether memory from before the recording was freed in it; now it is.
-    bool finish() {
-        Pool& p = pool();
-        recording_ = false, p.constants = nullptr;
-        const std::vector<void*> freed = std::exchange(p.freed, {});
-        for (void* data : freed) cudaFreeAsync(data, cuda_compute());
-        return !freed.empty();
-    }
-    bool recording_ = false;
     cudaGraphExec_t graph_ = nullptr;
     int64_t launches_ = 0;
-    std::shared_ptr<Constants> constants_ = std::make_shared<Constants>();
+    std::shared_ptr<Held> held_ = std::make_shared<Held>();
 };
 
 bool any = false;  // a recording was made
@@ -118,7 +108,7 @@ std::unique_ptr<Recording> make_recording() {
     return std::make_unique<Graph>();
 }
 
-bool is_recording() { return any && pool().constants; }
+bool is_recording() { return any && pool().held; }
 cudaMemPool_t recordings_pool() { return pool().pool; }
 
 void* recorded_allocate(int64_t bytes) {
@@ -134,16 +124,16 @@ bool recorded_free(void* data) {
     if (!any) return false;
     Pool& p = pool();
     if (p.blocks.erase(data) > 0) return cudaFreeAsync(data, p.stream), true;
-    if (is_recording()) p.freed.push_back(data);
-    return is_recording();
+    if (p.held) p.held->freed.push_back(data);
+    return bool(p.held);
 }
 
 Tensor constant_on_device(const void* data, int64_t bytes) {
-    const std::shared_ptr<Constants> constants = any ? pool().constants : nullptr;
-    Tensor tensor = Tensor::empty({bytes / 4}, DType::int32, Memory::workspace, constants);
-    const cudaStream_t stream = constants ? pool().stream : cuda_compute();
+    const std::shared_ptr<Held> held = any ? pool().held : nullptr;
+    Tensor tensor = Tensor::empty({bytes / 4}, DType::int32, Memory::workspace, held);
+    const cudaStream_t stream = held ? pool().stream : cuda_compute();
     cuda_check(cudaMemcpyAsync(tensor.data(), data, size_t(bytes), cudaMemcpyHostToDevice, stream));
-    if (constants) cuda_check(cudaStreamSynchronize(stream));
+    if (held) cuda_check(cudaStreamSynchronize(stream));
     return tensor;
 }
 
