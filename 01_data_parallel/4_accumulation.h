@@ -29,13 +29,13 @@ public:
     }
 
     void begin_step(int64_t micro_batches) {
-        micro_batches_ = micro_batches, done_ = 0;
+        micro_batches_ = micro_batches;
         parameters_.begin_gradients(sums_ ? 1 : micro_batches);
     }
-    // Called after each micro-batch's backward. Work that is queued on the compute stream after the
+    // Called after micro-batch m's backward. Work that is queued on the compute stream after the
     // last call sees the gradients' sums over all micro-batches and ranks.
-    void end_micro_batch() {
-        const bool first = done_ == 0, last = ++done_ == micro_batches_;
+    void end_micro_batch(int64_t m) {
+        const bool first = m == 0, last = m == micro_batches_ - 1;
         if (!sums_) {  // later micro-batches only add to the gradients
             if (last) wait();
             return;
@@ -54,7 +54,7 @@ private:
 
     ParameterList& parameters_;
     GradientSync& sync_;
-    int64_t micro_batches_ = 1, done_ = 0;
+    int64_t micro_batches_ = 1;
     Tensor sums_;
 };
 

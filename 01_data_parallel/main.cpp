@@ -20,8 +20,8 @@ void train_step(Step& step, Llama& model, Updater& optimizer, GradientSync& sync
     for (MicroBatch batch : step.micro_batches({&sync})) {
         Saved saved;
         model.forward(batch, saved);
-        model.backward(batch, saved);  // calls `sync` for each complete gradient
-        gradients.end_micro_batch();   // here at the latest, sums over the ranks
+        model.backward(batch, saved);                  // calls `sync` for each complete gradient
+        gradients.end_micro_batch(batch.micro_batch);  // here at the latest, sums over the ranks
     }
     const Tensor squared_norm = optimizer.squared_norm();
     optimizer.step(step.learning_rate, squared_norm);

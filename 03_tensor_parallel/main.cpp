@@ -39,7 +39,8 @@ void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
 
 // Trains. Returns false if the result differs from plain training on one device, or memory or
 // communication from their predictions.
-bool train(const Options& options, const TensorOptions& tensor, const StepShape& shape) {
+bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
+    const TensorOptions& tensor = chapter.tensor;
     const Communicator& world = Communicator::world();
     Mesh mesh(world, {{"dp", world.size() / tensor.tp}, {"tp", tensor.tp}});
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
@@ -62,7 +63,11 @@ bool train(const Options& options, const TensorOptions& tensor, const StepShape&
     run.load(optimizer.start());
     LayerCommunication sent;
     KeptRecord kept;
-    run.start(setup(model, optimizer, options, shape, tensor, mesh, sent, kept));
+    TrainingSetup what = setup(model, optimizer, options, shape, tensor, mesh, sent, kept);
+    what.cuda_graph = chapter.cuda_graph;
+    if (communication_through_host())
+        what.no_graph = "ranks share a GPU, so their messages pass the host";
+    run.start(what);
     while (Step* step = run.next()) train_step(*step, model, optimizer, mesh, tensor);
 
     return run.finish([&](Report& report) {
@@ -88,7 +93,7 @@ bool run(const Options& options, Chapter& chapter) {
         slow_down(options);
         return compare_sequence_parallel(options, tensor, shape, train_step);
     }
-    return train_within_memory(options, [&] { return train(options, tensor, shape); });
+    return train_within_memory(options, [&] { return train(options, chapter, shape); });
 }
 
 }  // namespace

@@ -45,8 +45,8 @@ void train_step(Step& step, MixedTraining& training, const Mesh& mesh) {
 
 // Trains. Returns false if the result differs from that of the same recipe on one device, or if
 // memory or communication differ from their predictions.
-bool train(const Options& options, const PrecisionOptions& precision, Trap trap,
-           const StepShape& shape) {
+bool train(const Options& options, const Chapter& chapter, const StepShape& shape) {
+    const PrecisionOptions& precision = chapter.precision;
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size()}});
     const Communicator alone = world.split(world.rank(), 0, "alone");
@@ -57,7 +57,7 @@ bool train(const Options& options, const PrecisionOptions& precision, Trap trap,
     check_fits(predict_memory(shape, precision).memory, memory_limit(), what_needs_less());
     GradientHistogram histogram(draws(options.svg));
     const std::unique_ptr<MixedTraining> owned =
-        make_training(trap, shape, precision, options,
+        make_training(chapter.trap, shape, precision, options,
                       [&](ModuleFactories& factories) { histogram.add_to(factories); });
     MixedTraining& training = *owned;
     run.load(training.start());
@@ -74,6 +74,8 @@ bool train(const Options& options, const PrecisionOptions& precision, Trap trap,
         return made;
     };
     what.bounds = recipe_bounds(precision.recipe);
+    what.cuda_graph = chapter.cuda_graph;
+    if (training.loss_scale.scaled()) what.no_graph = "the loss has another scale in later steps";
     what.step_done = [&](const Step&, double) { histogram.counting = false; };
     run.start(what);
     while (Step* step = run.next()) train_step(*step, training, mesh);
@@ -109,8 +111,7 @@ bool run(const Options& given, Chapter& chapter) {
     const StepShape shape = step_shape(options, options.config());
     if (options.estimate) return print_estimate(options, precision, shape), true;
     if (chapter.compare) return compare_recipes(options, precision, shape, train_step);
-    return train_within_memory(options,
-                               [&] { return train(options, precision, chapter.trap, shape); });
+    return train_within_memory(options, [&] { return train(options, chapter, shape); });
 }
 
 }  // namespace

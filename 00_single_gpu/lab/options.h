@@ -11,7 +11,7 @@ namespace ultrascale::single_gpu {
 
 struct Chapter {
     std::string batch_ramp, seq_ramp, compare, demo, settings;
-    bool naive_mean = false, noise_scale = false, fresh_grads = false;
+    bool naive_mean = false, noise_scale = false, fresh_grads = false, cuda_graph = false;
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -35,12 +35,13 @@ struct Chapter {
                      "update");
         options.flag("--noise-scale", noise_scale,
                      "Estimate the critical batch size (needs 2 micro-batches a step)");
+        add_cuda_graph(options, cuda_graph).excludes({"--fresh-grads", "--noise-scale"});
         options
             .add("--compare", compare,
                  "attention or recompute: measure the alternatives in one table")
             .one_of({"attention", "recompute"})
             .excludes(training_outputs)
-            .excludes({"--estimate", "--svg", "--seq-ramp", "--fresh-grads"});
+            .excludes({"--estimate", "--svg", "--seq-ramp", "--fresh-grads", "--cuda-graph"});
         options
             .add("--demo", demo,
                  "parameters, activations, batch, latent: the formulas with their numbers; "
@@ -52,7 +53,7 @@ struct Chapter {
                      "failures"})
             .excludes(training_outputs)
             .excludes({"--estimate", "--svg", "--compare", "--seq-ramp", "--fresh-grads",
-                       "--noise-scale"})
+                       "--noise-scale", "--cuda-graph"})
             .reads({"--json", "--html"}, "its numbers are those of papers",
                    [this] {
                        return demo == "parameters" || demo == "activations" || demo == "latent";

@@ -12,6 +12,7 @@ namespace ultrascale::single_gpu {
 inline TrainingSetup describe_run(const Chapter& chapter, const SeqRamp& lengths, Llama& model,
                                   Updater& optimizer, StepRecords& records, FreshGradients& fresh) {
     TrainingSetup what = training_setup(model, optimizer);
+    what.cuda_graph = chapter.cuda_graph;
     if (chapter.naive_mean) what.not_equal = "each micro-batch takes the mean over its own targets";
     if (lengths) what.label = "seq", what.technique = lengths.description();
     what.watch = {&records};

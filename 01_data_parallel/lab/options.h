@@ -9,7 +9,7 @@ namespace ultrascale::data_parallel {
 
 struct Chapter {
     SyncOptions sync;
-    bool no_sync = true, compare = false;
+    bool no_sync = true, compare = false, cuda_graph = false;
     std::string demo, planet;
     double largest_mib = 0;
     double hop_us = 10, hop_gbps = 400;  // a fast network card; MEASURED.md has hops of 14 us
@@ -72,16 +72,19 @@ struct Chapter {
             .between(0, 1)
             .only_if(diloco, diloco_only)
             .show_default();
+        add_cuda_graph(options, cuda_graph, shared)
+            .only_if(with({SyncKind::naive, SyncKind::overlap, SyncKind::bucket, SyncKind::diloco}),
+                     "it is for --sync naive, overlap, bucket and diloco");
         options.flag("--compare", compare, "Train with each technique in turn and print one table")
             .excludes(training_outputs)
-            .excludes({"--sync", "--grad-accum", "--no-sync", "--estimate"});
+            .excludes({"--sync", "--grad-accum", "--no-sync", "--estimate", "--cuda-graph"});
         options
             .add("--demo", demo,
                  "collectives: what each one does; bandwidth: how fast they are; latency: a ring's "
                  "hops on up to 1,024 ranks; planet: data centres that are far apart")
             .one_of({"collectives", "bandwidth", "latency", "planet"})
             .excludes(training_outputs)
-            .excludes({"--sync", "--compare", "--estimate"})
+            .excludes({"--sync", "--compare", "--estimate", "--cuda-graph"})
             .reads({"--json", "--html", "--planet"}, "it is a formula",
                    [this] { return demo == "planet"; })
             .reads({"--json", "--html", "--svg", "--largest-mib", "--hop-us", "--hop-gbps",

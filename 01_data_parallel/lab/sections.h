@@ -23,6 +23,9 @@ inline TrainingSetup describe_run(const Options& options, const Chapter& chapter
     TrainingSetup what = training_setup(model, optimizer);
     what.label = "sync", what.technique = describe(sync, chapter.every_time(options));
     what.layout = {{"dp", Communicator::world().size()}};
+    what.cuda_graph = chapter.cuda_graph;
+    if (communication_through_host())
+        what.no_graph = "ranks share a GPU, so their messages pass the host";
     if (sync.kind == SyncKind::diloco) {
         what.weights_only = true;  // each rank has moments of its own
         what.validation_note = "; between two outer steps the weights are rank 0's own";

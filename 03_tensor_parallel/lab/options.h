@@ -10,7 +10,7 @@ namespace ultrascale::tensor_parallel {
 
 struct Chapter {
     TensorOptions tensor;
-    bool compare = false;
+    bool compare = false, cuda_graph = false;
     std::string demo;
 
     void add_options(OptionList& options, const Options& shared) {
@@ -31,18 +31,22 @@ struct Chapter {
             .only_if([&shared] { return shared.dropout > 0; },
                      "there is nothing random without --dropout");
         options.training_options({"--same-seed"}, Another::told);
+        add_cuda_graph(options, cuda_graph, shared)
+            .only_if([this] { return tensor.overlap != Overlap::halves; },
+                     "with --overlap halves two micro-batches take turns");
         options
             .flag("--compare", compare,
                   "Train the plain way, without and with sequence parallelism, and print one table")
             .excludes(training_outputs)
-            .excludes({"--sequence-parallel", "--keep-gathered", "--estimate", "--svg"});
+            .excludes(
+                {"--sequence-parallel", "--keep-gathered", "--estimate", "--svg", "--cuda-graph"});
         options
             .add("--demo", demo,
                  "linear: a column and a row linear on matrices small enough to print; scaling: "
                  "speed and memory of --model on 1 to 32 GPUs, by formula")
             .one_of({"linear", "scaling"})
             .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--svg"})
+            .excludes({"--compare", "--estimate", "--svg", "--cuda-graph"})
             .reads({"--json", "--html"}, "its matrices are small enough to print",
                    [this] { return demo == "linear"; })
             .reads({"--json", "--html", "--model", "--layers", "--load", "--seq", "--micro-batch",

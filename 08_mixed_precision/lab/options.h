@@ -14,7 +14,7 @@ struct Chapter {
     PrecisionOptions precision;
     Trap trap = Trap::none;
     std::string demo;
-    bool compare = false;
+    bool compare = false, cuda_graph = false;
     double show = 0.1;
 
     void add_options(OptionList& options, const Options&) {
@@ -30,9 +30,11 @@ struct Chapter {
         std::vector<std::string> traps;
         for (const auto& [name, trap] : trap_names()) traps.push_back(name);
         options.add("--trap", trap_, "Make a mistake, and see what finds it").one_of(traps);
+        add_cuda_graph(options, cuda_graph);
         options.flag("--compare", compare, "Train with each recipe in turn, and print one table")
             .excludes(training_outputs)
-            .excludes({"--recipe", "--without", "--loss-scale", "--trap", "--estimate", "--load"});
+            .excludes({"--recipe", "--without", "--loss-scale", "--trap", "--estimate", "--load",
+                       "--cuda-graph"});
         options
             .add("--demo", demo,
                  "formats: what each can hold; rounding: to nearest and stochastically; scales: "
@@ -40,7 +42,7 @@ struct Chapter {
                  "all-reduce: gradients summed in 8 bits")
             .one_of({"formats", "rounding", "scales", "accumulator", "swiglu", "all-reduce"})
             .excludes(training_outputs)
-            .excludes({"--compare", "--estimate", "--json", "--html"})
+            .excludes({"--compare", "--estimate", "--json", "--html", "--cuda-graph"})
             .reads({"--show", "--svg"}, "its numbers are chosen to show one thing");
         options.add("--show", show, "With --demo formats: the number to take apart")
             .only_if([this] { return demo == "formats"; }, "only --demo formats shows a number")

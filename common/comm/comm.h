@@ -115,6 +115,7 @@ struct CommunicationCounts {
 double bytes_sent_in_all(const CommunicationCounts& counts);
 CommunicationCounts communication_counts();
 void communication_set_counts(const CommunicationCounts& counts);
+void communication_add_counts(const CommunicationCounts& more);
 CommunicationCounts difference(const CommunicationCounts& later,
                                const CommunicationCounts& earlier);
 void communication_reset_counts();
@@ -287,6 +288,8 @@ void let_waits_sleep(double seconds);
 // message from host memory, ends the job (Exit::peer); each rank says for whom it waits, in which
 // call. With NCCL the time since this call counts, and only `in_step`.
 void limit_waits(double seconds, double host_seconds, bool in_step);
+// Whether several ranks share a GPU, so that the host passes on what they send (CUDA).
+bool communication_through_host();
 // Whether copy engines may be used for communication (CUDA; true by default). All ranks call it
 // before the first communication.
 void use_copy_engines(bool use);

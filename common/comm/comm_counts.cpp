@@ -113,6 +113,10 @@ void communication_set_counts(const CommunicationCounts& to) {
     std::lock_guard lock(counts_mutex);
     counts = to;
 }
+void communication_add_counts(const CommunicationCounts& more) {
+    for (const auto& [name, kinds] : more.groups)
+        for (size_t k = 0; k < kinds.size(); ++k) add_count(name, Collective(k), kinds[k]);
+}
 void communication_reset_counts() { communication_set_counts({}); }
 
 }  // namespace ultrascale

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "core/device.h"
 #include "core/stream_failure.h"
 
 namespace ultrascale {
@@ -101,6 +102,8 @@ Work issue(const std::shared_ptr<Communicator::Impl>& group, Operation operation
     transport::start(*work, std::move(operation), tag, stream);
     return Work(std::move(work));
 }
+
+bool communication_through_host() { return device_is_gpu() && transport::over_mpi(); }
 
 void Communicator::barrier() const {
     if (impl_->imagined) return;

@@ -58,7 +58,7 @@ private:
 };
 
 // The time at which all work queued so far is done, on now_seconds()' clock (trace.h). On the CPU's
-// compute stream it is the present time.
+// compute stream it is the present time; in a recording (recording.h) it is the program's start.
 class Timestamp {
 public:
     Timestamp() = default;  // the program's start

@@ -33,6 +33,11 @@ bool programmatic_launch();  // whether this rank's device has programmatic depe
 // Whether it has sm_90a's instructions (hopper.cuh) and the environment variable
 // ULTRASCALE_NO_HOPPER is not set.
 bool hopper();
+// Copies `bytes` (a multiple of 4) to workspace memory on the device; `data` may be freed when it
+// returns. A recording (core/recording.h) copies them once, so they must not change from replay to
+// replay.
+class Tensor;
+Tensor constant_on_device(const void* data, int64_t bytes);
 // The most dynamic shared memory that a block may request, in bytes: 227 KiB on Hopper, 163 on
 // A100, 99 on GeForce.
 int64_t shared_memory_per_block();

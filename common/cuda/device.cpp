@@ -22,6 +22,7 @@
 #include "core/memory.h"
 #include "core/ops.h"
 #include "cuda_common.h"
+#include "recording.h"
 
 namespace ultrascale {
 
@@ -148,6 +149,7 @@ int64_t shared_memory_per_block() { return int64_t(properties().sharedMemPerBloc
 void* device_allocate(int64_t bytes) {
     void* data = nullptr;
     const cudaStream_t stream = cuda_compute();  // selects the device
+    if (is_recording()) return recorded_allocate(bytes);
     pool();
     if (cudaMallocAsync(&data, size_t(bytes), stream) == cudaSuccess) return data;
     cudaGetLastError();  // the null pointer reports out of memory
@@ -155,7 +157,8 @@ void* device_allocate(int64_t bytes) {
 }
 
 void device_free(void* data) {
-    if (data) cudaFreeAsync(data, cuda_compute());  // fails only at exit, when CUDA is already gone
+    if (data && !recorded_free(data))
+        cudaFreeAsync(data, cuda_compute());  // fails only at exit, when CUDA is already gone
 }
 
 void cuda_release_unused() {
@@ -193,21 +196,27 @@ bool device_is_gpu() { return true; }
 DeviceOverhead device_overhead() {
     compute_stream().synchronize();
     size_t free = 0, total = 0;
-    uint64_t reserved = 0, used = 0;
     cuda_check(cudaMemGetInfo(&free, &total));
-    cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrReservedMemCurrent, &reserved));
-    cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrUsedMemHigh, &used));
+    uint64_t reserved = 0, used = 0;
+    for (cudaMemPool_t one : {pool(), recordings_pool()}) {
+        uint64_t its_reserved = 0, its_used = 0;
+        cuda_check(cudaMemPoolGetAttribute(one, cudaMemPoolAttrReservedMemCurrent, &its_reserved));
+        cuda_check(cudaMemPoolGetAttribute(one, cudaMemPoolAttrUsedMemHigh, &its_used));
+        reserved += its_reserved, used += its_used;
+    }
     const MappedMemory& mapped = mapped_memory();
     return {int64_t(total - free) - int64_t(reserved) - mapped.held,
             int64_t(reserved) - int64_t(used) + mapped.held - mapped.most_used};
 }
 
 void device_copy_from_host(void* device, const void* host, int64_t bytes) {
+    check(!is_recording(), "a copy from the host cannot be recorded");
     static Staging& staging = *new Staging;
     staging.copy(static_cast<char*>(device), static_cast<const char*>(host), bytes);
 }
 
 void device_copy_to_host(void* host, const void* device, int64_t bytes) {
+    check(!is_recording(), "a copy to the host cannot be recorded");
     if (bytes > 0)
         cuda_check(cudaMemcpyAsync(host, device, size_t(bytes), cudaMemcpyDefault, cuda_compute()));
     compute_stream().synchronize();

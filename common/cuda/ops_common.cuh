@@ -57,11 +57,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // returns.
 template <class Item>
 Tensor list_on_device(const std::vector<Item>& list) {
-    Tensor tensor = Tensor::empty({int64_t(list.size() * sizeof(Item) / sizeof(int32_t))},
-                                  DType::int32, Memory::workspace);
-    cuda_check(cudaMemcpyAsync(tensor.data(), list.data(), list.size() * sizeof(Item),
-                               cudaMemcpyHostToDevice, cuda_compute()));
-    return tensor;
+    return constant_on_device(list.data(), int64_t(list.size() * sizeof(Item)));
 }
 
 // ---- on the device ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@
 #include "core/stream_failure.h"
 #include "cuda_common.h"
 #include "cuda_event.h"
+#include "recording.h"
 
 namespace ultrascale {
 
@@ -92,6 +93,7 @@ struct Stream::Impl {
         }
     }
     void launch(std::function<void()> work) {
+        check(!is_recording(), "work of the host cannot be recorded");
         std::lock_guard lock(mutex);
         auto job = std::make_unique<Job>(std::move(work), Dependence{health, submitted});
         cuda_check(cudaLaunchHostFunc(stream, run, job.get()));

@@ -17,6 +17,7 @@
 #include "core/stream.h"
 #include "core/trace.h"
 #include "cuda_event.h"
+#include "recording.h"
 
 namespace ultrascale {
 
@@ -112,6 +113,7 @@ struct Timestamp::Impl : CudaEvent {
 
 Timestamp Timestamp::in(Stream& stream) {
     Timestamp timestamp;
+    if (is_recording()) return timestamp;  // the place is in every replay, at no one time
     timestamp.impl_ = std::make_shared<Impl>();
     cuda_check(cudaEventRecord(timestamp.impl_->event, cuda_stream(stream)));
     return timestamp;

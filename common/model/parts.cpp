@@ -41,6 +41,7 @@ void Saved::for_each(const std::function<void(const std::string&, const Tensor&)
 
 void Context::contributed(Parameter& parameter) const {
     check(parameter.missing > 0, "backward needs begin_gradients() before it");
+    if (contributions) contributions->push_back(&parameter);
     parameter.complete = --parameter.missing == 0;
     if (!parameter.complete) return;
     parameter.missing = parameter.contributions;                       // for the next sum

@@ -110,6 +110,7 @@ struct Context {
     bool as_trained = false;   // a forward without training uses dropout nevertheless
     bool recomputing = false;  // a layer's forward runs again inside its backward
     Hooks* hooks = nullptr;
+    std::vector<Parameter*>* contributions = nullptr;  // to which contributed() appends, if given
     bool drops() const { return training || as_trained; }
     // Every use of a parameter calls this once per micro-batch when it has added its contribution;
     // a use with nothing to contribute (an expert without tokens) calls it, too.

@@ -76,6 +76,7 @@ void Run::start(TrainingSetup what) {
     if (!what_.label.empty()) report_->technique(what_.label, what_.technique, what_.layout);
     if (validation_)
         print(fmt::format("  valid.  {}{}", validation_->description(), what_.validation_note));
+    if (what_.cuda_graph) recordings_ = make_recordings(options_, what_.no_graph);
     start_saves();
     saves_->print_plan(state_);
     const bool small = parameter_count(shape_.config) < 5'000'000;
@@ -154,6 +155,7 @@ Step* Run::next() {
     step.watch = what_.watch;
     if (checksums_) take_checksums(step);
     step.norm_votes = &what_.updater->votes();
+    step.recordings = recordings_.get();
     // A slow step is no hang: neither the first one, nor one three times as long as an earlier one.
     const double hang = options_.hang_seconds;
     if (begun_ > 0 && hang > 0) limit_waits(std::max(hang, 3 * longest_step_), 10 * hang, true);
@@ -264,6 +266,7 @@ bool Run::finish(const std::function<bool(Report&)>& sections) {
             report_->text("verify", "result", "not meant to be equal");
         }
         ok = sections(*report_) && ok;
+        if (recordings_) recordings_->report(*report_);
     } else if (validation_) {  // of the loaded model
         const double loss = validation_loss();
         report_->validation(state_.step, loss);

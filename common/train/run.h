@@ -56,6 +56,10 @@ struct TrainingSetup {
     // norm.
     std::vector<Hooks*> watch = {};
     std::function<void(const Step&, double squared_norm)> step_done = {};
+    // --cuda-graph: micro-batches are recorded and replayed (recordings.h). no_graph: why this
+    // training's cannot be.
+    bool cuda_graph = false;
+    const char* no_graph = nullptr;
     // Whether a signal may stop the run after this many of its steps; if empty, it always may.
     std::function<bool(int64_t done)> may_stop = {};
     // The other ranks are only imagined (comm.h): the numbers mean nothing and need not be finite.
@@ -132,6 +136,7 @@ private:
     std::optional<Checksums> checksums_;
     std::optional<CheckpointSave> copies_;  // --save-async
     std::optional<Saves> saves_;
+    std::unique_ptr<Recordings> recordings_;  // --cuda-graph, if it is possible
     std::optional<Verifier> verifier_;
     std::optional<Begun> steps_[2];  // this step and the previous one
     std::optional<SectionSpan> span_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "core/error.h"
 #include "core/ops.h"
@@ -65,7 +66,21 @@ Context Step::micro_batch(int64_t m) {
 }
 
 MicroBatch::MicroBatch(Step& step, int64_t m) : span_("micro-batch", m) {
-    static_cast<Context&>(*this) = step.micro_batch(m);
+    static_cast<Context&>(*this) =
+        step.read_ ? *std::exchange(step.read_, std::nullopt) : step.micro_batch(m);
+    // Operations that are traced are timed one by one.
+    if (step.recordings)
+        step.recordings->begin(*this, m == step.accumulated - 1, !step.first && !trace_recording());
+}
+
+int64_t Step::after_replays(int64_t m) {
+    if (!recordings) return m;
+    for (; m < accumulated; ++m) {
+        read_.emplace(micro_batch(m));
+        if (trace_recording() || !recordings->replay(*read_, m == accumulated - 1)) return m;
+    }
+    read_.reset();
+    return m;
 }
 
 void Step::vote() {

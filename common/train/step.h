@@ -25,6 +25,7 @@
 #include "data.h"
 #include "hooks.h"
 #include "model/parts.h"
+#include "recordings.h"
 
 namespace ultrascale {
 
@@ -76,7 +77,8 @@ public:
     const Tensor sums;      // (2) fp64: the loss, and the votes to stop (stop.h)
     const Tensor loss;      // (1) its first number, to which this rank's micro-batches add
 
-    // The micro-batches, one after the other. The technique's hooks are called in this order,
+    // The micro-batches, one after the other; with `recordings`, those that are not replayed.
+    // The technique's hooks are called in this order,
     // between those of the laboratory (watch_first, watch); nullptr: no hook.
     struct MicroBatches;
     MicroBatches micro_batches(std::initializer_list<Hooks*> hooks = {});
@@ -105,8 +107,12 @@ public:
     std::function<void(int64_t m, int64_t first, const HostBatch&)> on_batch = {};
     std::function<void(double loss, double squared_norm)> on_finish = {};
     const Tensor* norm_votes = nullptr;  // Updater::votes()
+    Recordings* recordings = nullptr;    // --cuda-graph
 
 private:
+    friend MicroBatch;
+    // Replays micro-batches from m on as long as there are recordings of them; returns the next.
+    int64_t after_replays(int64_t m);
     int64_t first_sample_of(int64_t m) const {
         return first_sample_ + (m * slice_.count + slice_.replica) * slice_.micro_batch;
     }
@@ -117,6 +123,7 @@ private:
     bool stops_ = false;
     ExplainHooks explain_;
     HookList hooks_;
+    std::optional<Context> read_;  // the micro-batch that after_replays() returned
 };
 
 struct Step::MicroBatches {
@@ -124,11 +131,14 @@ struct Step::MicroBatches {
         Step* step;
         int64_t m;
         MicroBatch operator*() const { return {*step, m}; }
-        Iterator& operator++() { return ++m, *this; }
+        Iterator& operator++() {
+            if (step->recordings) step->recordings->end();
+            return m = step->after_replays(m + 1), *this;
+        }
         bool operator!=(const Iterator& other) const { return m != other.m; }
     };
     Step* step;
-    Iterator begin() const { return {step, 0}; }
+    Iterator begin() const { return {step, step->after_replays(0)}; }
     Iterator end() const { return {step, step->accumulated}; }
 };
 

@@ -3,7 +3,8 @@ with the real loss, and nothing skipped.
 
 On the CPU in fp32; on a GPU with bf16 autocast with fp32 weights, gradients and optimizer states.
 Usage: python3 tests/bench/torch_llama.py [--model small] [--layers 0] [--batch 8] [--seq 256]
-       [--steps 12] [--compile] [--device cpu|cuda] [--threads 2] [--peak-tflops 989.5]
+       [--steps 12] [--compile [reduce-overhead]] [--device cpu|cuda] [--threads 2]
+       [--peak-tflops 989.5]
 Prints one line: the median step, tokens/s, and MFU (6 N + 12 L h s FLOP per token) relative to the
 given peak, or on the CPU to torch's own sgemm rate; on a GPU also the peak of the tensors' memory.
 """
@@ -24,7 +25,8 @@ parser.add_argument("--batch", type=int, default=8)
 parser.add_argument("--seq", type=int, default=256)
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--peak-tflops", type=float, default=989.5)
-parser.add_argument("--compile", action="store_true")
+parser.add_argument("--compile", nargs="?", const="default", metavar="MODE",
+                    help="torch.compile's mode; reduce-overhead uses CUDA graphs")
 args = parser.parse_args()
 torch.set_num_threads(args.threads)
 torch.set_default_device(args.device)
@@ -32,6 +34,7 @@ torch.manual_seed(1)
 on_gpu = args.device == "cuda"
 MODELS = {  # L, h, H, K, D, F, V, tied, theta: as in common/model/config.cpp
     "small": (8, 512, 8, 4, 64, 1536, 256, False, 10000.0),
+    "smollm-135m": (30, 576, 9, 3, 64, 1536, 49152, True, 10000.0),
     "smollm-1.7b": (24, 2048, 32, 32, 64, 8192, 49152, True, 10000.0),
     "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256, True, 500000.0),
     "llama-3-8b": (32, 4096, 32, 8, 128, 14336, 128256, False, 500000.0),
@@ -123,7 +126,7 @@ for weight in model.parameters():
     if weight.dim() > 1:
         nn.init.normal_(weight, std=0.02)
 parameters = sum(p.numel() for p in model.parameters())
-step_model = torch.compile(model) if args.compile else model
+step_model = torch.compile(model, mode=args.compile) if args.compile else model
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1,
                               fused=True)
 tokens = torch.randint(0, V, (args.batch, args.seq + 1))
@@ -162,7 +165,8 @@ per_second = args.batch * args.seq / median
 flops = (6 * parameters + 12 * L * H * D * args.seq) * per_second
 if on_gpu:
     where = where.format(torch.cuda.max_memory_allocated() / 2**30)
-print(f"PyTorch {torch.__version__}{' compiled' if args.compile else ''}, {where}: "
+how = f" compiled ({args.compile})" if args.compile else ""
+print(f"PyTorch {torch.__version__}{how}, {where}: "
       f"median step {median * 1e3:.1f} ms, {per_second:.0f} tokens/s, "
       f"{flops / rate * 100:.1f} % of {'its sgemm' if not on_gpu else 'peak'} "
       f"({rate / 1e12:.3f} TFLOP/s)")

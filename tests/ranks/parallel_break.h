@@ -103,7 +103,7 @@ Checks train_accumulated(bool every_time, Arguments... arguments) {
     technique.predicted.communication.add_scalar_sum(world());  // the loss
     technique.begin_step = [&] { sums.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t) { begin_micro_batch(sync, parameters); };
-    technique.end_micro_batch = [&](int64_t) { sums.end_micro_batch(); };
+    technique.end_micro_batch = [&](int64_t m) { sums.end_micro_batch(m); };
     technique.update = [&] {
         optimizer.step(options.optimizer.lr, squared_gradient_norm(parameters));
     };

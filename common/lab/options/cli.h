@@ -101,6 +101,10 @@ void parse_command_line(
     const std::function<void(OptionList&)>& resume = [](OptionList&) {});
 
 void add_shared_options(OptionList& options, Options& values);
+// --cuda-graph, an option of the chapters whose micro-batches can be recorded
+// (train/recordings.h). If these communicate, the `shared` options must allow it.
+OneOption add_cuda_graph(OptionList& options, bool& on);
+OneOption add_cuda_graph(OptionList& options, bool& on, const Options& shared);
 // parse_command_line() with the shared options; an option that is not given has its value in
 // `defaults`. `add_own` adds the chapter's own options, whose rules may depend on the shared ones.
 // An output file that cannot be written is a UserError, too.

@@ -209,6 +209,20 @@ void add_shared_options(OptionList& options, Options& o) {
     options.training_options({"--micro-batch", "--grad-accum"}, Another::allowed);
 }
 
+OneOption add_cuda_graph(OptionList& options, bool& on) {
+    return options
+        .flag(
+            "--cuda-graph", on,
+            "On a GPU: record the operations of a micro-batch once, and replay them at one launch")
+        .excludes({"--estimate"});
+}
+OneOption add_cuda_graph(OptionList& options, bool& on, const Options& shared) {
+    return add_cuda_graph(options, on)
+        .only_if([&shared] { return !shared.copy_engines; },
+                 "copies into other GPUs' memory cannot be recorded, but NCCL's kernels can: add "
+                 "--copy-engines off");
+}
+
 // folder_to_load() as rank 0 sees it: another rank's view of a file that is being replaced may be
 // older. All ranks call it.
 static std::string folder_for_all_ranks(const Options& o) {

@@ -103,8 +103,11 @@ public:
                                format_bytes(double(count.bytes) / steps_),
                                format_bytes(count.sent / steps_));
         };
-        return fmt::format("  {:<14} {}   {} {:>8.2f} {:>8.2f}{}{}", name, figures(predicted_),
-                           figures(counted_), seconds_ * 1e3, exposed_ * 1e3, *result ? " " : "",
+        const auto ms = [&](double seconds) {  // replays of CUDA graphs are not timed
+            return seconds_ > 0 ? fmt::format("{:.2f}", seconds * 1e3) : "-";
+        };
+        return fmt::format("  {:<14} {}   {} {:>8} {:>8}{}{}", name, figures(predicted_),
+                           figures(counted_), ms(seconds_), ms(exposed_), *result ? " " : "",
                            result);
     }
 
