@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 namespace ultrascale {
 
@@ -44,6 +45,27 @@ void draw_axis_beside(Svg& svg, const Axis& up, double left, double right,
     }
 }
 
+void draw_panel(Svg& svg, const Panel& p) {
+    svg.text(p.across.begin, p.up.end - 14, p.title, {.size = 13, .bold = true});
+    const Words none = [](double) { return std::string(); };
+    draw_axis_beside(svg, p.up, p.across.begin - 6, p.across.end + 6, p.rows,
+                     p.names_rows ? p.row_words : none);
+    draw_axis_below(svg, p.across, p.up.begin, p.columns, p.column_words);
+    svg.text((p.across.begin + p.across.end) / 2, p.up.begin + 36, p.below,
+             {.anchor = Text::middle, .size = 12});
+}
+
+std::vector<double> powers(int from, int to) {
+    std::vector<double> figures;
+    for (int power = from; power <= to; ++power) figures.push_back(power);
+    return figures;
+}
+
+std::string binary_words(double power) {
+    return power < 10 ? fmt::format("{:.0f}", std::exp2(power))
+                      : fmt::format("{:.0f}k", std::exp2(power - 10));
+}
+
 double draw_legend(Svg& svg, double x, double y, const std::vector<Meaning>& meanings) {
     for (const Meaning& meaning : meanings) {
         const Box sample = {x, y, 22, 14};
@@ -78,6 +100,41 @@ void draw_lane(Svg& svg, const Axis& across, double y, double height,
         if (text_width(s.words, 13) + 6 < box.width)
             svg.label(box, s.words, {.size = 13, .role = Role::on_fill});
     }
+}
+
+void draw_mark(Svg& svg, Point at, Mark shape, Role role, std::string_view hint, double radius,
+               bool hollow) {
+    const int corners = shape == Mark::circle ? 16 : shape == Mark::triangle ? 3 : 4;
+    const double turned = shape == Mark::square ? 0.5 : 0,  // of the angle between two corners
+        wide = shape == Mark::circle ? radius : 1.25 * radius;
+    std::vector<Point> points;
+    for (int i = 0; i <= corners; ++i) {
+        const double angle = 2 * std::numbers::pi * (i + turned) / corners;
+        points.push_back({at.x + wide * std::sin(angle), at.y - wide * std::cos(angle)});
+    }
+    svg.polygon({points.begin(), points.end() - 1}, hollow ? Role::paper : role, hint);
+    svg.polyline(points, {.width = hollow ? 1.5 : 0.75});
+}
+
+double draw_curve(Svg& svg, const Axis& across, const Axis& up, const Curve& curve,
+                  const std::function<std::string(Point)>& words) {
+    std::vector<Point> points;
+    for (const Point& figure : curve.figures) points.push_back({across(figure.x), up(figure.y)});
+    if (!curve.hollow) svg.polyline(points, curve.line);
+    for (size_t i = 0; i < points.size(); ++i)
+        draw_mark(svg, points[i], curve.mark, curve.line.role,
+                  fmt::format("{}: {}", curve.name, words(curve.figures[i])), 4.5, curve.hollow);
+    return points.back().y;
+}
+
+void draw_names(Svg& svg, double x, std::vector<std::pair<double, std::string>> names,
+                double pitch) {
+    std::ranges::sort(names);
+    for (int pass = 0; pass < 50; ++pass)  // neighbours that are too close make room for each other
+        for (size_t i = 1; i < names.size(); ++i)
+            if (const double lacks = pitch - (names[i].first - names[i - 1].first); lacks > 0)
+                names[i - 1].first -= lacks / 2, names[i].first += lacks / 2;
+    for (const auto& [y, words] : names) svg.text(x, y + 4, words, {.size = 12, .halo = true});
 }
 
 void draw_stacked_areas(Svg& svg, const Axis& across, const Axis& up,

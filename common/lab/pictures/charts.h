@@ -27,6 +27,20 @@ void draw_axis_below(Svg& svg, const Axis& across, double y, const std::vector<d
 void draw_axis_beside(Svg& svg, const Axis& up, double left, double right,
                       const std::vector<double>& figures, const Words& words);
 
+// A chart of curves: its title, its axes, and the figures that stand at them. Logarithmic figures
+// are given as powers of two, and binary_words says them: 3 is "8", 12 is "4k". `powers` are the
+// numbers from one to another.
+struct Panel {
+    Axis across, up;
+    std::string title, below;
+    std::vector<double> columns, rows;
+    Words column_words, row_words;
+    bool names_rows = true;
+};
+void draw_panel(Svg& svg, const Panel& panel);
+std::vector<double> powers(int from, int to);
+std::string binary_words(double power);
+
 // Draws a sample of each colour with its meaning, in a row that begins at (x, y). Returns where the
 // row ends.
 struct Meaning {
@@ -54,6 +68,30 @@ struct Stretch {
 };
 void draw_lane(Svg& svg, const Axis& across, double y, double height,
                const std::vector<Stretch>& stretches);
+
+// The shape of a mark, so that curves can be told apart without colours. A hollow one is the
+// convention for what others have published.
+enum class Mark { square, diamond, triangle, circle };
+void draw_mark(Svg& svg, Point at, Mark shape, Role role, std::string_view hint = "",
+               double radius = 4.5, bool hollow = false);
+
+// A curve through figures, given in the axes' units, with a mark at each. The hint of a mark is
+// "name: y at x", with the values as `words` says. A curve that is hollow has marks alone.
+struct Curve {
+    std::string name;
+    std::vector<Point> figures;
+    Line line = {};
+    Mark mark = Mark::square;
+    bool hollow = false;
+};
+// Returns the height of the curve's end, for its name.
+double draw_curve(Svg& svg, const Axis& across, const Axis& up, const Curve& curve,
+                  const std::function<std::string(Point)>& words);
+
+// Writes each name beside the end of its curve, at x, in the order of their heights and never
+// closer than `pitch` to each other.
+void draw_names(Svg& svg, double x, std::vector<std::pair<double, std::string>> names,
+                double pitch = 16);
 
 // Draws layers stacked over time: columns[t][layer], all columns equally wide. A layer that is
 // empty everywhere is omitted. A layer's hint is its words.
