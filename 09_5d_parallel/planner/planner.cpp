@@ -3,6 +3,7 @@
 #include "lab/report/report.h"
 #include "nearest.h"
 #include "playbook.h"
+#include "poster.h"
 #include "rule_of_thumb.h"
 #include "scale_pictures.h"
 #include "spread.h"
@@ -289,6 +290,7 @@ bool run_planner(const PlannerOptions& planner, const Options& options, const St
             playbook::draw_tp_batches(options.svg);
             playbook::draw_recompute_by_length(options.svg);
             playbook::draw_sweep(options.svg);
+            playbook::draw_poster(options.svg);
         }
         report.finish();
         return true;
