@@ -7,6 +7,7 @@
 #include "rule_of_thumb.h"
 #include "scale_pictures.h"
 #include "spread.h"
+#include "step_picture.h"
 #include "sweep_picture.h"
 
 namespace ultrascale::five_d {
@@ -291,6 +292,7 @@ bool run_planner(const PlannerOptions& planner, const Options& options, const St
             playbook::draw_recompute_by_length(options.svg);
             playbook::draw_sweep(options.svg);
             playbook::draw_poster(options.svg);
+            playbook::draw_step(options.svg);
         }
         report.finish();
         return true;

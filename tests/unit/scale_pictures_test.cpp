@@ -2,6 +2,7 @@
 // their marks lie where the planner's functions and the published numbers say.
 #include "09_5d_parallel/planner/scale_pictures.h"
 
+#include "09_5d_parallel/planner/step_picture.h"
 #include "09_5d_parallel/planner/sweep_picture.h"
 #include "tests/picture_checks.h"
 #include "tests/test_files.h"
@@ -144,6 +145,43 @@ TEST(ScalePictures, NoLayoutBeatsTheHullOfTheSweep) {
     EXPECT_EQ(published[0].value, row.memory_gb);
     EXPECT_NEAR(published[0].y, 470 - row.mfu / 60 * (470 - 96), 0.5);
     EXPECT_NEAR(published[0].x, 60 + row.memory_gb * 1.073741824 / 80 * 480, 0.5);
+}
+
+TEST(ScalePictures, TheStepsPartsAddUp) {
+    const std::vector<Drawn> all = drawn(playbook::draw_step, "step.svg");
+    // Milliseconds, and pixels, of the rectangles whose hint begins so.
+    const auto sum = [&](const std::string& begin, const std::string& contains = "") {
+        std::pair<double, double> of{0, 0};
+        for (const Drawn& d : all)
+            if (d.name == "rect" && d.hint.starts_with(begin) &&
+                d.hint.find(contains) != std::string::npos && d.hint.ends_with(" ms"))
+                of.first += std::stod(d.hint.substr(d.hint.find(": ") + 2)),
+                    of.second += d.number("width");
+        return of;
+    };
+    // Embedding and layers are the first stage's forward, and fill the chart's width.
+    const auto forward = sum("stage 0 forward 0"), layers = sum("layer "),
+               embedding = sum("embedding");
+    EXPECT_NEAR(layers.first + embedding.first, forward.first, 1.2);
+    EXPECT_NEAR(layers.second + embedding.second, 780, 0.3);
+    // A layer's parts are the layer, forward and backward.
+    const StepShape shape = playbook::shape_of("llama-3-70b", 8192);
+    const Hardware hardware = find_hardware("h100");
+    const UnitCost layer = LayerCosts(shape, hardware, playbook::anatomy_plan).layer(false);
+    double parts = 0;
+    for (const char* part :
+         {"q, k, v", "attention", "o", "norms", "gate, up", "SwiGLU", "down", "tp"})
+        parts += sum(part, " backward: ").second;
+    EXPECT_NEAR(parts, 780, 0.5);
+    EXPECT_NEAR(sum("down", " forward: ").first / 1e3, sum("down", " backward: ").first / 2e3,
+                1e-4);
+    EXPECT_NEAR(sum("tp", " backward: ").first, 1e3 * layer.backward.tensor, 0.05);
+    EXPECT_NEAR(layers.first, 21e3 * layer.forward.all(), 1.1);
+    // 8 micro-batches a stage, forward and backward.
+    int actions = 0;
+    for (const Drawn& d : all)
+        actions += d.name == "rect" && d.hint.starts_with("stage ") && d.hint.ends_with(" ms");
+    EXPECT_EQ(actions, 2 * 8 * 4);
 }
 
 TEST(ScalePictures, HeatmapTakesTheWholeBatch) {

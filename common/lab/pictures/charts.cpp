@@ -97,7 +97,7 @@ void draw_lane(Svg& svg, const Axis& across, double y, double height,
                          height};
         svg.rect(box, s.role, s.hint);
         if (box.width > 3) svg.outline(box, {.width = 0.5});
-        if (text_width(s.words, 13) + 6 < box.width)
+        if (!s.words.empty() && text_width(s.words, 13) + 6 < box.width)
             svg.label(box, s.words, {.size = 13, .role = Role::on_fill});
     }
 }
