@@ -24,6 +24,7 @@ export OMP_NUM_THREADS=1  # several ranks share the cores
 # One rank per node, and a slow network between nodes, so that there is something to hide.
 draw 2 01_data_parallel --compare --bucket-mb 1 --node-size 1 --inter-gbps 1
 draw 4 01_data_parallel --demo collectives
+draw 8 01_data_parallel --demo bandwidth --largest-mib 1 --node-size 2 --inter-gbps 0.2
 draw 4 02_zero --compare --steps 3
 draw 4 03_tensor_parallel --tp 4 --sequence-parallel --steps 1
 draw 1 04_context_parallel --demo balance

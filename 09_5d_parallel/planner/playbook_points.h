@@ -1,5 +1,6 @@
 // The numbers that figures of the playbook print beside their curves, to be drawn beside ours as
-// hollow marks. (What it tells only by a curve's height is not in here.)
+// hollow marks. (What it tells only by a curve's height is not in here. The bandwidths of nodes are
+// in 01's lab/nodes_picture.h.)
 // https://huggingface.co/spaces/nanotron/ultrascale-playbook
 #pragma once
 
@@ -24,10 +25,5 @@ inline constexpr std::array<PublishedPoint, 5> tp_batches = {
     {{2, 3}, {4, 8}, {8, 12}, {16, 16}, {32, 20}}};
 inline constexpr std::array<PublishedPoint, 5> tp_sp_batches = {
     {{2, 4}, {4, 10}, {8, 20}, {16, 40}, {32, 100}}};
-
-// "Communication Bandwidth by Number of Nodes (size=256MB)", nodes of 8 H100s: GB/s of an
-// all-reduce, as busbw.
-inline constexpr std::array<PublishedPoint, 7> bandwidths = {
-    {{1, 436.0}, {2, 361.7}, {4, 160.1}, {8, 99.6}, {16, 84.7}, {32, 64.9}, {64, 32.9}}};
 
 }  // namespace ultrascale::five_d::playbook

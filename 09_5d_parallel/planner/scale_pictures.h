@@ -8,6 +8,7 @@
 
 #include <cmath>
 
+#include "01_data_parallel/lab/nodes_picture.h"
 #include "lab/pictures/charts.h"
 #include "planner.h"
 #include "playbook.h"
@@ -22,7 +23,7 @@ inline std::vector<Point> dp_speed(bool measured) {
     MemoryModel memory(shape, Program::eager);
     std::vector<Point> figures;
     double first = 0;
-    for (const auto& [nodes, busbw] : bandwidths) {
+    for (const auto& [nodes, busbw] : playbook_bandwidths) {
         Hardware h = find_hardware("h100");
         if (measured) {
             const double card = busbw * 1e9 / h.nodes.cards_of_node();
