@@ -1,6 +1,6 @@
-// --demo bandwidth with --node-size and --svg: nodes.svg, an all-reduce over ever more nodes. On the
-// left is what the playbook published of its H100s, on the right what was measured here, over
-// pretended nodes; beside each the rate that the cards alone would allow (comm/nodes.h).
+// --demo bandwidth with --node-size and --svg: nodes.svg, an all-reduce over ever more nodes. What
+// the playbook published of its H100s is on the left, what was measured here, over pretended nodes,
+// on the right; beside each stands the rate that the cards alone would allow (comm/nodes.h).
 #pragma once
 
 #include <array>
@@ -67,27 +67,19 @@ inline void draw_nodes(const Options& options, const Communicator& world, int64_
     const auto words = [](Point p) {
         return fmt::format("{:.4g} GB/s, nodes: {:.0f}", std::exp2(p.y), std::exp2(p.x));
     };
-    const auto log_words = [](double f) { return fmt::format("{:.3g}", std::exp2(f)); };
     const auto draw = [&](const Panel& panel, const std::vector<Curve>& curves) {
         std::vector<std::pair<double, std::string>> names;
         for (const Curve& curve : curves)
-            names.emplace_back(draw_curve(svg, panel.across, panel.up, curve, words), curve.name);
+            names.emplace_back(draw_curve(svg, panel, curve, words), curve.name);
         draw_names(svg, panel.across.end + 12, names);
     };
 
     constexpr double NVLink = 450e9,
                      card = 50e9;  // H100 SXM's data sheet; InfiniBand of 400 Gbit/s
-    const Panel left{.across = {0, 6, 60, 320},
-                     .up = {4, 9, 330, 96},
-                     .title = "nodes of 8 H100s, 256 MB",
-                     .below = "nodes",
-                     .columns = powers(0, 6),
-                     .rows = powers(4, 9),
-                     .column_words = log_words,
-                     .row_words = log_words};
-    draw_panel(svg, left);
-    Curve sheet{.name = "data sheet", .line = {.role = Role::rank0, .width = 2}},
-        published{.name = "published", .mark = Mark::circle, .hollow = true};
+    const Panel left = draw_panel(svg, {60, 96, 260, 234}, "nodes of 8 H100s, 256 MB", "nodes",
+                                  binary_scale(0, 6), binary_scale(4, 9));
+    Curve sheet{"data sheet", {}, {Role::rank0, 2}},
+        published{"published", {}, {}, Mark::circle, true};
     for (const auto& [nodes, gb] : playbook_bandwidths) {
         const double x = std::log2(nodes);
         sheet.figures.push_back(
@@ -96,27 +88,18 @@ inline void draw_nodes(const Options& options, const Communicator& world, int64_
     }
     draw(left, {sheet, published});
 
-    const int most = int(measured.size()) - 1;
     const double inter = options.inter_gbps * 1e9 / 8;
     double slowest = inter, fastest = 0;
     for (const NodesMeasured& m : measured)
         slowest = std::min(slowest, m.busbw.p5), fastest = std::max(fastest, m.busbw.p95);
-    const double low = std::floor(std::log2(slowest / 1e9)),
-                 high = std::max(std::ceil(std::log2(fastest / 1e9)), low + 2);
-    const Panel right{
-        .across = {0, std::log2(measured.back().nodes), 530, 760},
-        .up = {low, high, 330, 96},
-        .title = fmt::format("here, {} ranks a node, {}", on_node, format_bytes(double(bytes))),
-        .below = "nodes",
-        .columns = powers(0, most),
-        .rows = powers(int(low), int(high)),
-        .column_words = log_words,
-        .row_words = log_words};
-    draw_panel(svg, right);
-    Curve formula{.name = "formula", .line = {.role = Role::rank0, .width = 2}},
-        median{.name = "median",
-               .line = {.role = role_of_rank(1), .width = 2, .dashed = true},
-               .mark = Mark::triangle};
+    const int low = int(std::floor(std::log2(slowest / 1e9))),
+              high = std::max(int(std::ceil(std::log2(fastest / 1e9))), low + 2);
+    const Panel right = draw_panel(
+        svg, {530, 96, 230, 234},
+        fmt::format("here, {} ranks a node, {}", on_node, format_bytes(double(bytes))), "nodes",
+        binary_scale(0, int(std::log2(measured.back().nodes))), binary_scale(low, high));
+    Curve formula{"formula", {}, {Role::rank0, 2}},
+        median{"median", {}, {role_of_rank(1), 2, true}, Mark::triangle};
     for (const NodesMeasured& m : measured) {
         const double x = std::log2(m.nodes),
                      allowed = allowed_busbw(m.nodes, on_node, measured.front().busbw.median, inter,
@@ -129,17 +112,13 @@ inline void draw_nodes(const Options& options, const Communicator& world, int64_
         for (const double end : {from, to}) svg.line({px - 6, end}, {px + 6, end}, {.width = 2});
     }
     draw(right, {formula, median});
-    svg.text(
-        20, 388,
-        "Left: NVLink of 450 GB/s, a card of 50 GB/s for each GPU, and what the playbook measured "
-        "(hollow). Right: measured, with the",
-        {.size = 12});
-    svg.text(
-        20, 406,
-        fmt::format("5th and 95th percentile of the calls; the formula takes one node's rate as "
-                    "measured, and then cards of {:g} Gbit/s.",
-                    options.inter_gbps),
-        {.size = 12});
+    draw_caption(
+        svg, 388,
+        {"Left: NVLink of 450 GB/s, a card of 50 GB/s for each GPU, and what the playbook measured "
+         "(hollow). Right: measured, with the",
+         fmt::format("5th and 95th percentile of the calls; the formula takes one node's rate as "
+                     "measured, and then cards of {:g} Gbit/s.",
+                     options.inter_gbps)});
     write_picture(options.svg, "nodes.svg", svg);
 }
 

@@ -90,7 +90,7 @@ inline void draw_scaling(const std::string& directory,
         Curve curve{.name = name, .line = style, .mark = mark};
         for (size_t i = 0; i < figures.size(); ++i)
             curve.figures.push_back({double(i), figures[i]});
-        draw_curve(svg, across, up, curve,
+        draw_curve(svg, {across, up}, curve,
                    [](Point at) { return fmt::format("{:.2f} %", 100 * at.y); });
     };
 

@@ -1,5 +1,5 @@
-// --svg with a training, or with --rehearse: grid.svg, who has what in the grid of ranks; layer.svg,
-// which part of each tensor of a layer the first rank has, and over whom its gradient is summed.
+// --svg with a training or with --rehearse: grid.svg, who has what in the grid of ranks; layer.svg,
+// what the first rank has of each tensor of a layer, and over whom its gradient is summed.
 #pragma once
 
 #include "../4_composition.h"
@@ -37,12 +37,16 @@ inline std::vector<std::string> shares_of(const Composition& c, int rank) {
     lines.push_back("heads " + from_to({rows.begin / config.head_dim, rows.end / config.head_dim}));
     if (const int64_t E = config.experts.count / axes.ep; E > 0)
         lines.push_back("experts " + from_to({place("ep") * E, (place("ep") + 1) * E}));
-    const SequenceCut cut(c.techniques.context.layout, axes.cp, c.shape.seq);
+    const Layout layout = c.techniques.context.layout;
+    const SequenceCut cut(layout, axes.cp, c.shape.seq);
     const int64_t length = cut.length(), chunk = cut.chunk(0).size();
-    lines.push_back(axes.cp == 1
-                        ? "all tokens"
-                        : fmt::format("chunks {} and {}", cut.position(place("cp"), 0) / chunk,
-                                      cut.position(place("cp"), length - 1) / chunk));
+    const auto chunk_of = [&](int64_t i) { return cut.position(place("cp"), i) / chunk; };
+    lines.push_back(axes.cp == 1 ? "all tokens"
+                    : layout == Layout::striped
+                        ? fmt::format("tokens {} + {} i", place("cp"), axes.cp)
+                    : layout == Layout::zigzag
+                        ? fmt::format("chunks {} and {}", chunk_of(0), chunk_of(length - 1))
+                        : fmt::format("chunk {}", chunk_of(0)));
     // Among the ranks that differ along dp and ep, in rank order.
     const bool dp_outside = axes.stride("dp") > axes.stride("ep");
     lines.push_back(fmt::format("part {} of batch", dp_outside
@@ -54,7 +58,7 @@ inline std::vector<std::string> shares_of(const Composition& c, int rank) {
 // At most 64 ranks, 8 in a row. Those that differ from rank 0 along one axis only have its colour.
 inline void draw_grid(const std::string& directory, Composition& c) {
     const Axes& axes = c.techniques.axes;
-    const int ranks = std::min(axes.tp * axes.cp * axes.ep * axes.dp * axes.pp, 64),
+    const int all = axes.tp * axes.cp * axes.ep * axes.dp * axes.pp, ranks = std::min(all, 64),
               columns = std::min(ranks, 8), rows = (ranks + columns - 1) / columns;
     constexpr double left = 20, top = 92, width = 108, height = 98;
     std::vector<std::pair<std::string, double>> sent;
@@ -66,8 +70,8 @@ inline void draw_grid(const std::string& directory, Composition& c) {
     std::ranges::sort(sent, std::greater(), &std::pair<std::string, double>::second);
     Svg svg(
         900, top + height * rows + 26 + 18 * double((sent.size() + 2) / 3),
-        fmt::format("Who has what: {} ranks as pp {} x dp {} x ep {} x cp {} x tp {}", ranks,
-                    axes.pp, axes.dp, axes.ep, axes.cp, axes.tp),
+        fmt::format("Who has what: {}{} ranks as pp {} x dp {} x ep {} x cp {} x tp {}",
+                    ranks < all ? "64 of " : "", all, axes.pp, axes.dp, axes.ep, axes.cp, axes.tp),
         "Each cell is a rank with its layers, heads, experts, chunks of a sequence and samples. "
         "A coloured rank differs from rank 0 along one axis only: the two are in one group.");
     std::vector<Meaning> meanings;
@@ -135,20 +139,18 @@ inline void draw_layer(const std::string& directory, const Composition& c) {
         rows.push_back(
             {name, to_string(whole), to_string(own), cut, sent, whole, part, Role::activations});
     };
-    const auto cut_by = [&](std::initializer_list<std::pair<const char*, const char*>> cuts) {
-        std::string words;
-        for (const auto& [what, axis] : cuts)
-            if (axes.size(axis) > 1 &&
-                (std::string_view(what) != "rows" || c.techniques.tensor.sequence_parallel))
-                words += fmt::format("{}{} ({})", words.empty() ? "" : ", ", axis,
-                                     std::string_view(what) == "rows" ? "tokens" : what);
+    // "cp (tokens), tp (heads)": the axes along which there are others.
+    const auto cut_by = [&](const char* by_tp) {
+        std::string words = axes.cp > 1 ? "cp (tokens)" : "";
+        if (axes.tp > 1 && *by_tp)
+            words += fmt::format("{}tp ({})", words.empty() ? "" : ", ", by_tp);
         return words;
     };
     // Words about an axis along which there is nobody else are left out.
     const auto over = [&](const char* words, const char* axis) {
         return axes.size(axis) > 1 ? fmt::format("{} {}", words, axis) : "";
     };
-    const std::string rows_cut = cut_by({{"tokens", "cp"}, {"rows", "tp"}});
+    const std::string rows_cut = cut_by(c.techniques.tensor.sequence_parallel ? "tokens" : "");
     const int64_t routed = numel(c.stream_shape(c.shape.micro_batch, c.shape.seq / axes.cp)) / h;
     const auto stream = [&](const std::string& name, const std::string& sent) {
         activation(name, {tokens, h}, {routed, h}, rows_cut, sent);
@@ -184,8 +186,8 @@ inline void draw_layer(const std::string& directory, const Composition& c) {
         }
         if (row.name.ends_with("o_proj"))
             activation("attention's output", {tokens, config.q_size()},
-                       {tokens / axes.cp, c.local_heads_shape.config.q_size()},
-                       cut_by({{"tokens", "cp"}, {"heads", "tp"}}), over("keys go round", "cp"));
+                       {tokens / axes.cp, c.local_heads_shape.config.q_size()}, cut_by("heads"),
+                       over("keys go round", "cp"));
         rows.push_back(row);
     }
     stream("stream, out of the layer", "");

@@ -3,12 +3,9 @@
 #include "lab/report/report.h"
 #include "nearest.h"
 #include "playbook.h"
-#include "poster.h"
 #include "rule_of_thumb.h"
 #include "scale_pictures.h"
 #include "spread.h"
-#include "step_picture.h"
-#include "sweep_picture.h"
 
 namespace ultrascale::five_d {
 namespace {
@@ -286,14 +283,7 @@ bool run_planner(const PlannerOptions& planner, const Options& options, const St
     if (planner.playbook) {
         Report report("09_5d_parallel", options, shape, 0);
         print_playbook_tables(report, options.svg);
-        if (draws(options.svg)) {
-            playbook::draw_dp_scaling(options.svg);
-            playbook::draw_tp_batches(options.svg);
-            playbook::draw_recompute_by_length(options.svg);
-            playbook::draw_sweep(options.svg);
-            playbook::draw_poster(options.svg);
-            playbook::draw_step(options.svg);
-        }
+        if (draws(options.svg)) playbook::draw_at_scale(options.svg);
         report.finish();
         return true;
     }

@@ -56,6 +56,14 @@ inline std::vector<Part> parts_of(const std::string& name, const MemoryEstimate&
     return parts;
 }
 
+inline std::vector<Meaning> memory_legend() {
+    return {{Role::parameters, "parameters"},
+            {Role::gradients, "gradients"},
+            {Role::optimizer, "optimizer states"},
+            {Role::activations, "activations"},
+            {Role::communication, "buffers"}};
+}
+
 // Draws bars of memory, each with its name before it and its total after it.
 inline void draw_bars(const std::string& directory, const std::string& file,
                       const std::string& title,
@@ -68,12 +76,7 @@ inline void draw_bars(const std::string& directory, const std::string& file,
         figures += fmt::format("{}: {}. ", name, format_bytes(double(m.total())));
     }
     Svg svg(900, 86 + 30 * double(bars.size()), title, "Bars by formula, stacked. " + figures);
-    draw_legend(svg, 20, 52,
-                {{Role::parameters, "parameters"},
-                 {Role::gradients, "gradients"},
-                 {Role::optimizer, "optimizer states"},
-                 {Role::activations, "activations"},
-                 {Role::communication, "buffers"}});
+    draw_legend(svg, 20, 52, memory_legend());
     const Axis across = {0, most, 240, 790};
     double y = 76;
     for (const auto& [name, m] : bars) {

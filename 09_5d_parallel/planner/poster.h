@@ -41,18 +41,8 @@ inline std::vector<PosterRow> poster_rows() {
         {"pipeline (1F1B)", "the layers", "all but activations", "2 m T h", "other micro-batches",
          "across nodes", "bubble (p-1)/m", whole, rows, rows, rows,
          Plan{.dp = 8, .pp = 8, .micro_batches = 32}},
-        {"expert",
-         "the experts",
-         "experts / n",
-         "4 L m T k h (n-1)/n",
-         "another micro-batch",
-         "models with experts",
-         "uneven loads",
-         rows,
-         fields,
-         fields,
-         fields,
-         {}},
+        {"expert", "the experts", "experts / n", "4 L m T k h (n-1)/n", "another micro-batch",
+         "models with experts", "uneven loads", rows, fields, fields, fields, std::nullopt},
         {"recomputation", "activations in time", "all but inputs", "forward's, again", "-",
          "nothing else fits", "a third more FLOPs", rows, rows, rows, rows,
          Plan{.dp = 64, .zero = 3, .micro_batches = 4, .recompute = Recompute::full}}};
@@ -155,24 +145,21 @@ inline void draw_poster(const std::string& directory) {
              "a step on 64 H100s. Ranks that a technique leaves over are data parallel. "
              "All figures are predicted.",
              {.size = 15});
-    struct Column {
-        double x;
-        const char* head;
-    };
-    constexpr Column columns[] = {{20, "technique"},
-                                  {155, "4 ranks share"},
-                                  {336, "what is cut"},
-                                  {482, "memory saved"},
-                                  {630, "a rank sends in a step"},
-                                  {798, "hidden by"},
-                                  {945, "when"},
-                                  {1092, "limit"},
-                                  {1240, "held by a GPU, of 80 GB"},
-                                  {1470, "sends"},
-                                  {1530, "MFU"}};
+    constexpr double columns[] = {20, 155, 336, 482, 630, 798, 945, 1092, 1240, 1470, 1530};
+    constexpr const char* heads[] = {"technique",
+                                     "4 ranks share",
+                                     "what is cut",
+                                     "memory saved",
+                                     "a rank sends in a step",
+                                     "hidden by",
+                                     "when",
+                                     "limit",
+                                     "held by a GPU, of 80 GB",
+                                     "sends",
+                                     "MFU"};
     constexpr double top = 118, pitch = 54;
-    for (const Column& column : columns)
-        svg.text(column.x, 88, column.head, {.size = 14, .bold = true});
+    for (size_t i = 0; i < std::size(columns); ++i)
+        svg.text(columns[i], 88, heads[i], {.size = 14, .bold = true});
     for (int i = 0; i < 4; ++i)
         svg.text(155 + 45 * i, 106, std::array{"tokens", "weights", "grads", "states"}[size_t(i)],
                  {.size = 12});
@@ -190,7 +177,7 @@ inline void draw_poster(const std::string& directory) {
         for (int i = 0; i < 4; ++i) draw_share(svg, {155 + 45. * i, y, 38, pitch - 14}, shares[i]);
         const char* words[] = {row.cuts, row.saves, row.sends, row.hidden, row.when, row.limit};
         for (size_t i = 0; i < std::size(words); ++i)
-            svg.text(columns[2 + i].x, y + 26, words[i], {.size = 14});
+            svg.text(columns[2 + i], y + 26, words[i], {.size = 14});
         if (row.plan) {
             const Ranked r = planner.one(*row.plan);
             if (double(r.memory.most) <= limit) steps.emplace_back(row.name, r);
@@ -212,12 +199,7 @@ inline void draw_poster(const std::string& directory) {
     draw_legend(
         svg, 20, y + 2,
         {{Role::workspace, "every rank has all of it"}, {Role::rank0, "rank 0's part, and so on"}});
-    draw_legend(svg, 900, y + 2,
-                {{Role::parameters, "weights"},
-                 {Role::gradients, "gradients"},
-                 {Role::optimizer, "states"},
-                 {Role::activations, "activations"},
-                 {Role::communication, "buffers"}});
+    draw_legend(svg, 900, y + 2, memory_legend());
     svg.text(
         20, y + 40,
         "L layers, h width, F features, V vocabulary, H (a) heads, K key-value heads, D = h/H, s "

@@ -1,8 +1,8 @@
 // --playbook --svg DIR: the playbook's figures of what happens at scale. Curves are by formula,
 // hollow marks are what the playbook published.
 //
-//     dp_scaling.svg           speed and memory of a GPU, by the number of GPUs of data parallelism
-//     tp_batches.svg           the largest micro-batch, by tp, with and without sequence parallelism
+//     dp_scaling.svg           speed and memory of a GPU, by the number of GPUs in data parallelism
+//     tp_batches.svg           the largest micro-batch by tp, with and without sequence parallelism
 //     recompute_by_length.svg  memory by length, technique, and what is recomputed
 #pragma once
 
@@ -10,9 +10,10 @@
 
 #include "01_data_parallel/lab/nodes_picture.h"
 #include "lab/pictures/charts.h"
-#include "planner.h"
-#include "playbook.h"
 #include "playbook_points.h"
+#include "poster.h"
+#include "step_picture.h"
+#include "sweep_picture.h"
 
 namespace ultrascale::five_d::playbook {
 
@@ -48,37 +49,18 @@ inline void draw_dp_scaling(const std::string& directory) {
             "Left: speed relative to 8 GPUs. With cards of constant speed it would stay; with the "
             "bandwidths that the playbook measured it falls to a third, as the playbook's does. "
             "Right: memory is constant with plain data parallelism, and falls with ZeRO.");
-    const auto gpus_words = [](const char* unit) {
-        return [=](Point p) {
-            return fmt::format("{:.1f} {} on {:.0f} GPUs", p.y, unit, std::exp2(p.x));
-        };
-    };
-    const Panel speed{.across = {3, 9, 60, 300},
-                      .up = {0, 100, 330, 90},
-                      .title = "tokens/s of a GPU, % of 8 GPUs'",
-                      .below = "GPUs",
-                      .columns = powers(3, 9),
-                      .rows = {0, 25, 50, 75, 100},
-                      .column_words = binary_words,
-                      .row_words = [](double f) { return fmt::format("{:.0f}", f); }};
-    draw_panel(svg, speed);
     const auto curve = [&](const Panel& panel, const Curve& c, const char* unit) {
-        return draw_curve(svg, panel.across, panel.up, c, gpus_words(unit));
+        return draw_curve(svg, panel, c, [&](Point p) {
+            return fmt::format("{:.1f} {} on {:.0f} GPUs", p.y, unit, std::exp2(p.x));
+        });
     };
-    const double constant = curve(speed,
-                                  {.name = "constant cards",
-                                   .figures = dp_speed(false),
-                                   .line = {.role = Role::rank0, .width = 2}},
-                                  "%");
-    const double slower = curve(speed,
-                                {.name = "measured cards",
-                                 .figures = dp_speed(true),
-                                 .line = {.role = role_of_rank(1), .width = 2, .dashed = true},
-                                 .mark = Mark::triangle},
-                                "%");
-    curve(speed,
-          {.name = "published", .figures = dp_published(), .mark = Mark::circle, .hollow = true},
-          "%");
+    const Panel speed = draw_panel(svg, {60, 90, 240, 240}, "tokens/s of a GPU, % of 8 GPUs'",
+                                   "GPUs", binary_scale(3, 9), linear_scale(100, 5));
+    const double constant =
+        curve(speed, {"constant cards", dp_speed(false), {Role::rank0, 2}}, "%");
+    const double slower = curve(
+        speed, {"measured cards", dp_speed(true), {role_of_rank(1), 2, true}, Mark::triangle}, "%");
+    curve(speed, {"published", dp_published(), {}, Mark::circle, true}, "%");
     draw_names(svg, 312,
                {{constant - 8, "cards of 48 GB/s"},
                 {constant + 8, "at any distance"},
@@ -87,15 +69,8 @@ inline void draw_dp_scaling(const std::string& directory) {
     draw_mark(svg, {318, 215}, Mark::circle, Role::ink, "", 4.5, true);
     svg.text(328, 219, "published: the playbook's", {.size = 12});
 
-    const Panel held{.across = {3, 9, 520, 760},
-                     .up = {0, 40, 330, 90},
-                     .title = "memory of a GPU, GB",
-                     .below = "GPUs",
-                     .columns = powers(3, 9),
-                     .rows = {0, 10, 20, 30, 40},
-                     .column_words = binary_words,
-                     .row_words = [](double f) { return fmt::format("{:.0f}", f); }};
-    draw_panel(svg, held);
+    const Panel held = draw_panel(svg, {520, 90, 240, 240}, "memory of a GPU, GB", "GPUs",
+                                  binary_scale(3, 9), linear_scale(40, 4));
     const Box band{held.across.begin, held.up(dp_memory[1]), 200,
                    held.up(dp_memory[0]) - held.up(dp_memory[1])};
     svg.rect(band, Role::exposed,
@@ -103,9 +78,10 @@ inline void draw_dp_scaling(const std::string& directory) {
     MemoryModel memory(shape, Program::eager);
     std::vector<std::pair<double, std::string>> names;
     for (const int zero : {0, 1, 2, 3}) {
-        Curve c{.name = zero == 0 ? "plain" : fmt::format("ZeRO-{}", zero),
-                .line = {.role = role_of_rank(zero), .width = 2, .dashed = zero % 2 == 1},
-                .mark = Mark(zero)};
+        Curve c{zero == 0 ? "plain" : fmt::format("ZeRO-{}", zero),
+                {},
+                {role_of_rank(zero), 2, zero % 2 == 1},
+                Mark(zero)};
         for (double f = 3; f <= 9; ++f) {
             const Plan plan{.dp = int64_t(std::exp2(f)), .zero = zero};
             c.figures.push_back({f, double(memory.worst(plan).most) / 1e9});
@@ -114,15 +90,12 @@ inline void draw_dp_scaling(const std::string& directory) {
     }
     draw_names(svg, 772, names);
     svg.text(band.x, band.bottom() + 14, "published: 36 to 37.5 GB", {.size = 12, .halo = true});
-    svg.text(
-        20, 388,
-        "By formula: 1.34B, one sequence of 4096 tokens a GPU, gradients in fp32. The playbook "
-        "does not say what it trained; this",
-        {.size = 12});
-    svg.text(20, 406,
-             "has its memory. It prints the drops of speed; its axis of memory goes from "
-             "36 to 37.5 GB (the band).",
-             {.size = 12});
+    draw_caption(
+        svg, 388,
+        {"By formula: 1.34B, one sequence of 4096 tokens a GPU, gradients in fp32. The "
+         "playbook does not say what it trained; this",
+         "has its memory. It prints the drops of speed; its axis of memory goes from 36 to "
+         "37.5 GB (the band)."});
     write_picture(directory, "dp_scaling.svg", svg);
 }
 
@@ -138,25 +111,16 @@ inline void draw_tp_batches(const std::string& directory) {
     Svg svg(900, 420, "The largest micro-batch by tp, without and with sequence parallelism",
             "Without sequence parallelism the curve flattens at 21 sequences; with it the largest "
             "micro-batch doubles with tp. Hollow marks: the playbook's.");
-    const Panel panel{.across = {1, 5, 60, 560},
-                      .up = {0, 7, 340, 76},
-                      .title = "sequences of 4096 tokens that fit into 80 GB, 3.57B",
-                      .below = "tp",
-                      .columns = powers(1, 5),
-                      .rows = powers(0, 7),
-                      .column_words = binary_words,
-                      .row_words = binary_words};
-    draw_panel(svg, panel);
+    const Panel panel =
+        draw_panel(svg, {60, 76, 500, 264}, "sequences of 4096 tokens that fit into 80 GB, 3.57B",
+                   "tp", binary_scale(1, 5), binary_scale(0, 7));
     std::vector<std::pair<double, std::string>> names;
     for (const bool sequence_parallel : {false, true}) {
         const auto& published = sequence_parallel ? tp_sp_batches : tp_batches;
         const std::string name = sequence_parallel ? "tp + sp" : "tp alone";
-        Curve ours{.name = name,
-                   .line = {.role = role_of_rank(sequence_parallel),
-                            .width = 2,
-                            .dashed = !sequence_parallel},
-                   .mark = sequence_parallel ? Mark::square : Mark::triangle},
-            theirs{.name = name + ", published", .mark = ours.mark, .hollow = true};
+        const Mark mark = sequence_parallel ? Mark::square : Mark::triangle;
+        Curve ours{name, {}, {role_of_rank(sequence_parallel), 2, !sequence_parallel}, mark},
+            theirs{name + ", published", {}, {}, mark, true};
         for (const auto& [tp, batch] : published) {
             const double x = std::log2(tp);
             ours.figures.push_back({x, std::log2(double(largest_batch(tp, sequence_parallel)))});
@@ -166,21 +130,19 @@ inline void draw_tp_batches(const std::string& directory) {
             return fmt::format("{:.0f} sequences at tp {:.0f}", std::exp2(p.y), std::exp2(p.x));
         };
         for (const Curve& c : {ours, theirs}) {
-            const double y = draw_curve(svg, panel.across, panel.up, c, words);
+            const double y = draw_curve(svg, panel, c, words);
             names.emplace_back(
                 y, fmt::format("{}{}: {:.0f}", c.hollow ? "published, " : "by formula, ", name,
                                std::exp2(c.figures.back().y)));
         }
     }
     draw_names(svg, 574, names);
-    svg.text(20, 392,
-             "By formula: nanotron's activations, which are more than ours, all states in "
-             "the group of tp; 94 % of 80 GB for tensors.",
-             {.size = 12});
-    svg.text(20, 410,
-             "Hollow: the playbook's two figures \"Maximum Batch Size per TP Value\". "
-             "With tp 32 a group is four nodes.",
-             {.size = 12});
+    draw_caption(
+        svg, 392,
+        {"By formula: nanotron's activations, which are more than ours, all states in the "
+         "group of tp; 94 % of 80 GB for tensors.",
+         "Hollow: the playbook's two figures \"Maximum Batch Size per TP Value\". With tp 32 a "
+         "group is four nodes."});
     write_picture(directory, "tp_batches.svg", svg);
 }
 
@@ -202,23 +164,19 @@ inline void draw_recompute_by_length(const std::string& directory) {
     for (size_t i = 0; i < std::size(ways); ++i) {
         const auto& [name, base] = ways[i];
         const double left = 50 + 212 * double(i % 4), top = 96 + 270 * double(i / 4);
-        const Panel panel{.across = {10, 17, left, left + 176},
-                          .up = {4, 10, top + 190, top},
-                          .title = name,
-                          .below = i < 4 ? "" : "tokens of a sequence",
-                          .columns = {10, 12, 14, 17},
-                          .rows = powers(4, 10),
-                          .column_words = binary_words,
-                          .row_words = [](double f) { return fmt::format("{:.0f}", std::exp2(f)); },
-                          .names_rows = i % 4 == 0};
-        draw_panel(svg, panel);
+        AxisScale gb = binary_scale(4, 10), tokens = binary_scale(10, 17);
+        gb.words = [](double f) { return fmt::format("{:.0f}", std::exp2(f)); };
+        tokens.figures = {10, 12, 14, 17};
+        const Panel panel = draw_panel(svg, {left, top, 176, 190}, name,
+                                       i < 4 ? "" : "tokens of a sequence", tokens, gb, i % 4 == 0);
         const double limit = panel.up(std::log2(80));
         svg.line({left, limit}, {panel.across.end, limit}, {.width = 1.5, .dashed = true});
         for (size_t k = 0; k < std::size(keepings); ++k) {
             if (base.cp > 1 && keepings[k].attention == AttentionKind::naive) continue;
-            Curve curve{.name = fmt::format("{}, {}", name, keepings[k].name),
-                        .line = {.role = role_of_rank(int(k)), .width = 2},
-                        .mark = Mark(k)};
+            Curve curve{fmt::format("{}, {}", name, keepings[k].name),
+                        {},
+                        {role_of_rank(int(k)), 2},
+                        Mark(k)};
             for (double f = 10; f <= 17; ++f) {
                 MemoryModel memory(
                     keep(shape_of("llama-3-8b", int64_t(std::exp2(f))), keepings[k]));
@@ -227,7 +185,7 @@ inline void draw_recompute_by_length(const std::string& directory) {
                 const double figure = std::log2(double(memory.worst(plan).most) / 1e9);
                 if (figure <= panel.up.to) curve.figures.push_back({f, figure});
             }
-            draw_curve(svg, panel.across, panel.up, curve, [](Point p) {
+            draw_curve(svg, panel, curve, [](Point p) {
                 return fmt::format("{:.1f} GB at {:.0f} tokens", std::exp2(p.y), std::exp2(p.x));
             });
         }
@@ -240,11 +198,17 @@ inline void draw_recompute_by_length(const std::string& directory) {
         svg.text(x + 16, 56, kept[k], {.size = 13});
         x += 40 + text_width(kept[k], 13);
     }
-    svg.text(20, 620,
-             "By formula; one sequence a rank and micro-batch, bf16, gradients in fp32. "
-             "Dashed: 80 GB. A ring of cp computes in tiles anyway.",
-             {.size = 12});
+    draw_caption(svg, 620,
+                 {"By formula; one sequence a rank and micro-batch, bf16, gradients in fp32. "
+                  "Dashed: 80 GB. A ring of cp computes in tiles anyway."});
     write_picture(directory, "recompute_by_length.svg", svg);
+}
+
+// All pictures of SCALE.md, and the poster.
+inline void draw_at_scale(const std::string& directory) {
+    for (const auto draw : {draw_dp_scaling, draw_tp_batches, draw_recompute_by_length, draw_sweep,
+                            draw_poster, draw_step})
+        draw(directory);
 }
 
 }  // namespace ultrascale::five_d::playbook

@@ -9,12 +9,6 @@ namespace ultrascale::five_d::playbook {
 // The layout of the picture: Llama-3-70B on 256 GPUs.
 inline const Plan anatomy_plan{.dp = 8, .tp = 8, .pp = 4, .zero = 1, .micro_batches = 8};
 
-// The two lines from both ends of a stretch to both ends of its magnification.
-inline void magnify(Svg& svg, double begin, double end, double y, const Axis& to, double below) {
-    svg.line({begin, y}, {to.begin, below}, {.dashed = true});
-    svg.line({end, y}, {to.end, below}, {.dashed = true});
-}
-
 inline void draw_step(const std::string& directory) {
     const StepShape shape = shape_of("llama-3-70b", 8192);
     const Hardware hardware = find_hardware("h100");
@@ -91,8 +85,8 @@ inline void draw_step(const std::string& directory) {
     double y3 = y2 + 90;
     const double longest = std::max(layer.forward.all(), layer.backward.all());
     const Axis within{0, longest, 90, 870};
-    magnify(svg, pass(units[10].begin), pass(units[10].end), y2 + lane,
-            {0, 1, within.begin, within(layer.forward.all())}, y3);
+    svg.line({pass(units[10].begin), y2 + lane}, {within.begin, y3}, {.dashed = true});
+    svg.line({pass(units[10].end), y2 + lane}, {within(layer.forward.all()), y3}, {.dashed = true});
     for (const bool forward : {true, false}) {
         const auto pass_of = [&](const UnitCost& c) { return forward ? c.forward : c.backward; };
         svg.text(80, y3 + 18, forward ? "forward" : "backward", {.anchor = Text::end, .size = 12});

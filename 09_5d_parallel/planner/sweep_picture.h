@@ -35,15 +35,9 @@ inline void draw_sweep(const std::string& directory) {
                         8 * nodes),
             "Each mark is a layout: to the right what its fullest GPU holds, upwards its MFU. The "
             "upper left edge is the hull: a layout below it is beaten in memory and in speed.");
-    const Panel panel{.across = {0, 80, 60, 540},
-                      .up = {0, 60, 470, 96},
-                      .title = "MFU, %",
-                      .below = "memory of the fullest GPU, GB",
-                      .columns = {0, 20, 40, 60, 80},
-                      .rows = {0, 10, 20, 30, 40, 50, 60},
-                      .column_words = [](double f) { return fmt::format("{:.0f}", f); },
-                      .row_words = [](double f) { return fmt::format("{:.0f}", f); }};
-    draw_panel(svg, panel);
+    const Panel panel =
+        draw_panel(svg, {60, 96, 480, 374}, "MFU, %", "memory of the fullest GPU, GB",
+                   linear_scale(80, 4), linear_scale(60, 6));
     const auto words = [&](const Ranked& r) {
         return fmt::format("{}, {} x {}: {:.1f} GB, {:.1f} %", describe(r.plan), r.plan.micro_batch,
                            r.plan.micro_batches, gb(r), mfu(r));
@@ -99,15 +93,12 @@ inline void draw_sweep(const std::string& directory) {
              fmt::format("the playbook's best: {}, {} x {}", describe(published.plan),
                          published.plan.micro_batch, published.plan.micro_batches),
              {.size = 12});
-    svg.text(
-        20, 530,
-        fmt::format("By formula; {} of 4096 tokens a step. b x m: sequences of a micro-batch x "
-                    "micro-batches.",
-                    format_count(planner.what().sequences, "sequence")),
-        {.size = 12});
-    svg.text(20, 548,
-             fmt::format("Of each square of {} pixels only the fastest layout is drawn.", square),
-             {.size = 12});
+    draw_caption(
+        svg, 530,
+        {fmt::format("By formula; {} of 4096 tokens a step. b x m: sequences of a micro-batch x "
+                     "micro-batches.",
+                     format_count(planner.what().sequences, "sequence")),
+         fmt::format("Of each square of {} pixels only the fastest layout is drawn.", square)});
     write_picture(directory, "sweep.svg", svg);
 }
 

@@ -45,25 +45,39 @@ void draw_axis_beside(Svg& svg, const Axis& up, double left, double right,
     }
 }
 
-void draw_panel(Svg& svg, const Panel& p) {
-    svg.text(p.across.begin, p.up.end - 14, p.title, {.size = 13, .bold = true});
-    const Words none = [](double) { return std::string(); };
-    draw_axis_beside(svg, p.up, p.across.begin - 6, p.across.end + 6, p.rows,
-                     p.names_rows ? p.row_words : none);
-    draw_axis_below(svg, p.across, p.up.begin, p.columns, p.column_words);
-    svg.text((p.across.begin + p.across.end) / 2, p.up.begin + 36, p.below,
-             {.anchor = Text::middle, .size = 12});
+AxisScale linear_scale(double to, int count) {
+    return {0, to, ticks(to, count), [](double f) { return fmt::format("{:.0f}", f); }};
 }
 
-std::vector<double> powers(int from, int to) {
-    std::vector<double> figures;
-    for (int power = from; power <= to; ++power) figures.push_back(power);
-    return figures;
+AxisScale binary_scale(int from, int to) {
+    AxisScale scale{double(from), double(to), {}, [](double power) {
+                        return power < 10 ? fmt::format("{:.3g}", std::exp2(power))
+                                          : fmt::format("{:.0f}k", std::exp2(power - 10));
+                    }};
+    for (int power = from; power <= to; ++power) scale.figures.push_back(power);
+    return scale;
 }
 
-std::string binary_words(double power) {
-    return power < 10 ? fmt::format("{:.0f}", std::exp2(power))
-                      : fmt::format("{:.0f}k", std::exp2(power - 10));
+Panel draw_panel(Svg& svg, const Box& area, std::string_view title, std::string_view below,
+                 const AxisScale& across, const AxisScale& up, bool names_rows) {
+    const Panel panel{{across.from, across.to, area.x, area.right()},
+                      {up.from, up.to, area.bottom(), area.y}};
+    svg.text(area.x, area.y - 14, title, {.size = 13, .bold = true});
+    for (const double figure : up.figures) {
+        const double y = panel.up(figure);
+        svg.line({area.x - 6, y}, {area.right() + 6, y}, {.role = Role::faint});
+        if (names_rows)
+            svg.text(area.x - 12, y + 4, up.words(figure), {.anchor = Text::end, .size = 12});
+    }
+    draw_axis_below(svg, panel.across, area.bottom(), across.figures, across.words);
+    if (!below.empty())
+        svg.text(area.center().x, area.bottom() + 36, below, {.anchor = Text::middle, .size = 12});
+    return panel;
+}
+
+void draw_caption(Svg& svg, double y, const std::vector<std::string>& lines) {
+    for (size_t i = 0; i < lines.size(); ++i)
+        svg.text(20, y + 18 * double(i), lines[i], {.size = 12});
 }
 
 double draw_legend(Svg& svg, double x, double y, const std::vector<Meaning>& meanings) {
@@ -116,10 +130,11 @@ void draw_mark(Svg& svg, Point at, Mark shape, Role role, std::string_view hint,
     svg.polyline(points, {.width = hollow ? 1.5 : 0.75});
 }
 
-double draw_curve(Svg& svg, const Axis& across, const Axis& up, const Curve& curve,
+double draw_curve(Svg& svg, const Panel& panel, const Curve& curve,
                   const std::function<std::string(Point)>& words) {
     std::vector<Point> points;
-    for (const Point& figure : curve.figures) points.push_back({across(figure.x), up(figure.y)});
+    for (const Point& figure : curve.figures)
+        points.push_back({panel.across(figure.x), panel.up(figure.y)});
     if (!curve.hollow) svg.polyline(points, curve.line);
     for (size_t i = 0; i < points.size(); ++i)
         draw_mark(svg, points[i], curve.mark, curve.line.role,

@@ -27,19 +27,25 @@ void draw_axis_below(Svg& svg, const Axis& across, double y, const std::vector<d
 void draw_axis_beside(Svg& svg, const Axis& up, double left, double right,
                       const std::vector<double>& figures, const Words& words);
 
-// A chart of curves: its title, its axes, and the figures that stand at them. Logarithmic figures
-// are given as powers of two, and binary_words says them: 3 is "8", 12 is "4k". `powers` are the
-// numbers from one to another.
+// What an axis shows: the figures from one to another, which of them are written, and how.
+struct AxisScale {
+    double from, to;
+    std::vector<double> figures;
+    Words words;
+};
+// From 0, in steps as ticks() has them.
+AxisScale linear_scale(double to, int count);
+// In octaves: figures are the powers of two. 3 is written "8", 12 "4k".
+AxisScale binary_scale(int from, int to);
+
+// Draws a chart's title, its axes around `area`, and what the lower one means.
 struct Panel {
     Axis across, up;
-    std::string title, below;
-    std::vector<double> columns, rows;
-    Words column_words, row_words;
-    bool names_rows = true;
 };
-void draw_panel(Svg& svg, const Panel& panel);
-std::vector<double> powers(int from, int to);
-std::string binary_words(double power);
+Panel draw_panel(Svg& svg, const Box& area, std::string_view title, std::string_view below,
+                 const AxisScale& across, const AxisScale& up, bool names_rows = true);
+// Draws lines of small print; the first one's baseline is at y.
+void draw_caption(Svg& svg, double y, const std::vector<std::string>& lines);
 
 // Draws a sample of each colour with its meaning, in a row that begins at (x, y). Returns where the
 // row ends.
@@ -75,7 +81,7 @@ enum class Mark { square, diamond, triangle, circle };
 void draw_mark(Svg& svg, Point at, Mark shape, Role role, std::string_view hint = "",
                double radius = 4.5, bool hollow = false);
 
-// A curve through figures, given in the axes' units, with a mark at each. The hint of a mark is
+// A curve through figures, given in the scales' units, with a mark at each. The hint of a mark is
 // "name: y at x", with the values as `words` says. A curve that is hollow has marks alone.
 struct Curve {
     std::string name;
@@ -85,7 +91,7 @@ struct Curve {
     bool hollow = false;
 };
 // Returns the height of the curve's end, for its name.
-double draw_curve(Svg& svg, const Axis& across, const Axis& up, const Curve& curve,
+double draw_curve(Svg& svg, const Panel& panel, const Curve& curve,
                   const std::function<std::string(Point)>& words);
 
 // Writes each name beside the end of its curve, at x, in the order of their heights and never
