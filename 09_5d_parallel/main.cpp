@@ -3,6 +3,7 @@
 // together. Combinations that cannot work are refused. planner/ says which layout is fastest.
 #include "05_pipeline/4_executor/forward_only.h"
 #include "lab/compare.h"
+#include "lab/layout_pictures.h"
 #include "lab/options.h"
 #include "planner/pipeline_ranks.h"
 
@@ -95,6 +96,7 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
         documents.end_step();
     }
     updates.finish();
+    draw_layout(options.svg, all);
 
     return run.finish([&](Report& report) {
         Prediction run_prediction =

@@ -126,15 +126,16 @@ inline bool has_words(const std::vector<Drawn>& all, const std::string& words) {
 }
 
 // Nothing is drawn outside of the picture, no words overlap others, and a screen reader gets a
-// description.
-inline void expect_readable(const std::vector<Drawn>& all) {
+// description. Wider than 900 pixels is only a poster.
+inline void expect_readable(const std::vector<Drawn>& all, double widest = 900) {
     const Drawn& svg = all.at(0);
     EXPECT_EQ(svg.attributes.at("role"), "img");
     EXPECT_EQ(svg.attributes.at("xmlns"), "http://www.w3.org/2000/svg");
     EXPECT_FALSE(svg.hint.empty());
     EXPECT_TRUE(all.at(2).name == "desc" && !all[2].words.empty());
-    const double width = svg.number("width"), height = svg.number("height");
-    EXPECT_LE(width, 900);
+    double width = 0, height = 0;
+    EXPECT_EQ(std::sscanf(svg.attributes.at("viewBox").c_str(), "0 0 %lf %lf", &width, &height), 2);
+    EXPECT_LE(width, widest);
     const auto expect_inside = [&](const Drawn& d, double x, double y) {
         EXPECT_TRUE(x >= -0.01 && x <= width + 0.01 && y >= -0.01 && y <= height + 0.01)
             << d.name << " " << d.words << d.hint << " at " << x << ", " << y;

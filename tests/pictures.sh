@@ -24,6 +24,7 @@ export OMP_NUM_THREADS=1  # several ranks share the cores
 # One rank per node, and a slow network between nodes, so that there is something to hide.
 draw 2 01_data_parallel --compare --bucket-mb 1 --node-size 1 --inter-gbps 1
 draw 4 01_data_parallel --demo collectives
+draw 8 01_data_parallel --demo bandwidth --largest-mib 1 --node-size 2 --inter-gbps 0.2
 draw 4 02_zero --compare --steps 3
 draw 4 03_tensor_parallel --tp 4 --sequence-parallel --steps 1
 draw 1 04_context_parallel --demo balance
@@ -35,5 +36,7 @@ draw 1 08_mixed_precision --recipe fp32 --steps 1 --no-verify
 draw 1 08_mixed_precision --compare --steps 300 --layers 2 --micro-batch 1 --lr 3e-3
 draw 4 09_5d_parallel --compare --steps 6 --micro-batch 1 --grad-accum 2
 draw 1 09_5d_parallel --playbook
+draw 1 09_5d_parallel --rehearse 0/32 --model nano-moe --tp 2 --sequence-parallel --cp 2 --ep 2 \
+    --pp 2 --dp 2 --zero 1 --micro-batch 1 --grad-accum 2 --steps 1
 # This picture shows something that can only be seen without a GPU.
 case $build in *cuda*) ;; *) draw 1 07_kernels --check --kernel product_warp_tiles ;; esac

@@ -4,6 +4,7 @@
 #include "bandwidth_demo.h"
 #include "collectives_demo.h"
 #include "latency_demo.h"
+#include "nodes_picture.h"
 #include "options.h"
 #include "pictures.h"
 #include "planet_demo.h"
@@ -14,7 +15,11 @@ namespace ultrascale::data_parallel {
 inline bool run_demo(const Options& options, const Chapter& chapter) {
     const Communicator& world = Communicator::world();
     slow_down(options);
-    if (chapter.demo == "bandwidth") return demo_bandwidth(options, world, chapter.largest_bytes());
+    if (chapter.demo == "bandwidth") {
+        if (draws(options.svg) && options.node_size > 0)
+            draw_nodes(options, world, chapter.largest_bytes());
+        return demo_bandwidth(options, world, chapter.largest_bytes());
+    }
     if (chapter.demo == "collectives") {
         RingHistory history;
         const bool ok = demo_collectives(world, history);

@@ -128,10 +128,17 @@ struct Chapter {
         if (sync.kind == SyncKind::diloco && !no_sync)
             user_error("--no-sync off: --sync diloco sums no gradients at all");
         if (demo == "collectives") options.refuse_figures("--demo collectives");
-        if (!options.svg.empty() && !compare && demo != "collectives")
-            user_error("--svg has no effect: pictures are of --compare and of --demo collectives");
-        if (!options.svg.empty() && (world.size() < 2 || (!compare && world.size() > 8)))
+        const bool over_nodes = demo == "bandwidth" && options.node_size > 0;
+        if (!options.svg.empty() && !compare && demo != "collectives" && !over_nodes)
+            user_error(
+                "--svg has no effect: pictures are of --compare, of --demo collectives, and with "
+                "--node-size of --demo bandwidth");
+        if (!options.svg.empty() &&
+            (world.size() < 2 || (demo == "collectives" && world.size() > 8)))
             user_error("--svg: the pictures are of 2 ranks or more, the ring's of at most 8");
+        if (!options.svg.empty() && over_nodes && world.size() < 2 * options.node_size)
+            user_error("--svg: the picture is of two nodes or more; --node-size {} and {} make one",
+                       options.node_size, format_count(world.size(), "rank"));
         if (options.node_size > 0)
             sync.nodes = {.ranks = options.node_size};
         else if (sync.kind == SyncKind::hierarchical)

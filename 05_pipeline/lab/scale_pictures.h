@@ -84,16 +84,14 @@ inline void draw_scaling(const std::string& directory,
                         100 * efficiency(32, few_micro_batches, 1),
                         100 * efficiency(32, many_micro_batches, 1)));
     const auto percent = [](double part) { return fmt::format("{:.0f} %", 100 * part); };
-    // Draws a curve through equally spaced columns, with a dot at each figure.
+    // Draws a curve through equally spaced columns.
     const auto curve = [&](const Axis& across, const Axis& up, const std::vector<double>& figures,
-                           const Line& style, const std::string& name) {
-        std::vector<Point> points;
+                           const Line& style, Mark mark, const std::string& name) {
+        Curve curve{.name = name, .line = style, .mark = mark};
         for (size_t i = 0; i < figures.size(); ++i)
-            points.push_back({across(double(i)), up(figures[i])});
-        svg.polyline(points, style);
-        for (size_t i = 0; i < points.size(); ++i)
-            svg.rect({points[i].x - 4, points[i].y - 4, 8, 8}, style.role,
-                     fmt::format("{}: {:.2f} %", name, 100 * figures[i]));
+            curve.figures.push_back({double(i), figures[i]});
+        draw_curve(svg, {across, up}, curve,
+                   [](Point at) { return fmt::format("{:.2f} %", 100 * at.y); });
     };
 
     const Axis ranks = {0, double(std::size(scale_ranks) - 1), 70, 350}, part = {0, 1, bottom, top};
@@ -107,8 +105,9 @@ inline void draw_scaling(const std::string& directory,
         few.push_back(efficiency(p, few_micro_batches, 1));
         many.push_back(efficiency(p, many_micro_batches, 1));
     }
-    curve(ranks, part, few, {.role = role_of_rank(1), .width = 2.5, .dashed = true}, "m = 7");
-    curve(ranks, part, many, {.role = Role::rank0, .width = 2.5}, "m = 32");
+    curve(ranks, part, few, {.role = role_of_rank(1), .width = 2.5, .dashed = true}, Mark::diamond,
+          "m = 7");
+    curve(ranks, part, many, {.role = Role::rank0, .width = 2.5}, Mark::square, "m = 32");
     svg.text(ranks(2) - 40, part(few[2]) + 22, "m = 7", {.size = 13, .halo = true});
     svg.text(ranks(3) + 6, part(many[3]) - 10, "m = 32", {.size = 13, .halo = true});
 
@@ -127,7 +126,7 @@ inline void draw_scaling(const std::string& directory,
         for (const int m : interleaved_micro_batches)
             figures.push_back(1 / efficiency(8, m, interleaved_chunks[c]) - 1);
         curve(batches, lost, figures,
-              {.role = role_of_rank(int(c)), .width = 2.5, .dashed = c % 2 == 1},
+              {.role = role_of_rank(int(c)), .width = 2.5, .dashed = c % 2 == 1}, Mark(c),
               fmt::format("v = {}", interleaved_chunks[c]));
         svg.text(batches(0) + 8, lost(figures[0]) - 8,
                  fmt::format("v = {}{}", interleaved_chunks[c], c == 0 ? " (1F1B)" : ""),

@@ -26,31 +26,47 @@ public:
 
     // Returns the cost of one layer and one micro-batch.
     UnitCost layer(bool with_experts) const {
+        UnitCost cost;
+        for_each_part(with_experts, [&](const char*, const UnitCost& part) { cost += part; });
+        if (plan_.recompute == Recompute::full) cost.backward += cost.forward;
+        return cost;
+    }
+    // Calls see(name, cost) for all that one layer computes and waits for, in the forward's order,
+    // without recomputation.
+    template <class See>
+    void for_each_part(bool with_experts, const See& see) const {
         const double h = double(c_.hidden), q = double(c_.q_size()) / tp_,
                      kv = std::max(double(c_.kv_size()) / tp_, double(c_.head_dim));
-        UnitCost cost = linear(tokens_, q + 2 * kv, h);
-        cost += linear(tokens_, h, q);
+        see("q, k, v", linear(tokens_, q + 2 * kv, h));
         const double attention = 2 * tokens_ * seq_ * q;
-        const double attended = attention / (hw_.peak * hw_.attention_forward),
-                     back = 2.5 * attention / (hw_.peak * hw_.attention_backward);
-        cost.forward.compute += attended, cost.backward.compute += back;
+        UnitCost attended;
+        attended.forward.compute = attention / (hw_.peak * hw_.attention_forward);
+        attended.backward.compute = 2.5 * attention / (hw_.peak * hw_.attention_backward);
+        see("attention", attended);
+        see("o", linear(tokens_, h, q));
+        UnitCost context;
+        calls_.add_context(context, attended.forward.compute, attended.backward.compute, kv);
+        see("cp", context);
         // Norms read and write the stream; residuals read two streams and write one; q and k are
         // rotated. The backward of each also reads what forward wrote.
         const double moved = 10 * stream_ + 4 * tokens_ * (q + kv) * e_;
-        cost.forward.compute += hw_.moved(moved, 6),
-            cost.backward.compute += hw_.moved(2 * moved, 10);
+        UnitCost memory;
+        memory.forward.compute = hw_.moved(moved, 6);
+        memory.backward.compute = hw_.moved(2 * moved, 10);
+        see("norms, residuals, rotation", memory);
         if (with_experts) {
-            add_experts(cost);
+            UnitCost experts;
+            add_experts(experts);
+            see("experts", experts);
         } else {
             const double F = double(c_.ffn) / tp_;
-            cost += linear(tokens_, 2 * F, h);
-            cost += linear(tokens_, h, F);
-            cost += swiglu(tokens_ * F);
+            see("gate, up", linear(tokens_, 2 * F, h));
+            see("SwiGLU", swiglu(tokens_ * F));
+            see("down", linear(tokens_, h, F));
         }
-        calls_.add_regions(cost, with_experts);
-        calls_.add_context(cost, attended, back, kv);
-        if (plan_.recompute == Recompute::full) cost.backward += cost.forward;
-        return cost;
+        UnitCost regions;
+        calls_.add_regions(regions, with_experts);
+        see("tp", regions);
     }
     // The turns of both passes of so many layers with experts, if they run beside another
     // micro-batch's: attention, then, when the rows are there, the experts (together.h in 05).

@@ -4,6 +4,7 @@
 #include "nearest.h"
 #include "playbook.h"
 #include "rule_of_thumb.h"
+#include "scale_pictures.h"
 #include "spread.h"
 
 namespace ultrascale::five_d {
@@ -282,6 +283,7 @@ bool run_planner(const PlannerOptions& planner, const Options& options, const St
     if (planner.playbook) {
         Report report("09_5d_parallel", options, shape, 0);
         print_playbook_tables(report, options.svg);
+        if (draws(options.svg)) playbook::draw_at_scale(options.svg);
         report.finish();
         return true;
     }

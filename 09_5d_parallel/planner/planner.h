@@ -203,6 +203,18 @@ public:
         simulate(ranked);
         return ranked;
     }
+    // Runs the passes of a step in 05's simulator, with the ranks' own costs.
+    pipeline::Simulation simulated(const Plan& plan) {
+        const Schedule schedule = plan_schedule(plan, int(plan.micro_batches));
+        Costs costs{.links = cost_.messages(plan)};
+        const std::vector<UnitCost> ranks = cost_.rank_costs(plan);
+        for (int s = 0; s < schedule.stages; ++s) {
+            const UnitCost& of = ranks[size_t(s % int(plan.pp))];
+            costs.stages.push_back(
+                {of.forward.all() / plan.chunks, of.backward.all() / plan.chunks, 0});
+        }
+        return pipeline::simulate(schedule, costs);
+    }
     double mfu(const Ranked& r) const { return cost_.mfu(r.plan, r.seconds); }
     const PlanFor& what() const { return for_; }
     void set_gpus(int64_t gpus) { for_.gpus = gpus; }
@@ -261,15 +273,7 @@ private:
     // seconds.)
     void simulate(Ranked& r) {
         if (r.plan.pp == 1 || r.plan.pp * r.plan.micro_batches * r.plan.chunks > 20'000) return;
-        const Schedule schedule = plan_schedule(r.plan, int(r.plan.micro_batches));
-        Costs costs{.links = cost_.messages(r.plan)};
-        const std::vector<UnitCost> ranks = cost_.rank_costs(r.plan);
-        for (int s = 0; s < schedule.stages; ++s) {
-            const UnitCost& of = ranks[size_t(s % int(r.plan.pp))];
-            costs.stages.push_back(
-                {of.forward.all() / r.plan.chunks, of.backward.all() / r.plan.chunks, 0});
-        }
-        const double passes = pipeline::simulate(schedule, costs).seconds,
+        const double passes = simulated(r.plan).seconds,
                      formula = r.cost.seconds() - r.cost.data - r.cost.optimizer;
         r.cost.bubble += passes - formula;
         r.seconds = r.cost.seconds();

@@ -56,6 +56,14 @@ inline std::vector<Part> parts_of(const std::string& name, const MemoryEstimate&
     return parts;
 }
 
+inline std::vector<Meaning> memory_legend() {
+    return {{Role::parameters, "parameters"},
+            {Role::gradients, "gradients"},
+            {Role::optimizer, "optimizer states"},
+            {Role::activations, "activations"},
+            {Role::communication, "buffers"}};
+}
+
 // Draws bars of memory, each with its name before it and its total after it.
 inline void draw_bars(const std::string& directory, const std::string& file,
                       const std::string& title,
@@ -68,12 +76,7 @@ inline void draw_bars(const std::string& directory, const std::string& file,
         figures += fmt::format("{}: {}. ", name, format_bytes(double(m.total())));
     }
     Svg svg(900, 86 + 30 * double(bars.size()), title, "Bars by formula, stacked. " + figures);
-    draw_legend(svg, 20, 52,
-                {{Role::parameters, "parameters"},
-                 {Role::gradients, "gradients"},
-                 {Role::optimizer, "optimizer states"},
-                 {Role::activations, "activations"},
-                 {Role::communication, "buffers"}});
+    draw_legend(svg, 20, 52, memory_legend());
     const Axis across = {0, most, 240, 790};
     double y = 76;
     for (const auto& [name, m] : bars) {
@@ -161,10 +164,11 @@ inline void heatmap(Report& report, const std::string& directory) {
     const char* names[] = {"1.34B", "3.57B", "8.86B", "80B"};
     const std::vector<PublishedRow> rows = playbook_rows();
     const StepShape* shapes[4] = {&rows[0].shape, &rows[1].shape, &rows[2].shape, &rows[9].shape};
-    constexpr double left = 90, top = 74, width = 114, height = 72;
-    Svg svg(left + width * std::size(nodes) + 14, top + height * 4 + 40,
+    constexpr double left = 78, top = 74, width = 115, height = 88;
+    Svg svg(left + width * std::size(nodes) + 14, top + height * 4 + 56,
             "The fastest layout that fits, by model and nodes of 8 H100s: MFU in %, by formula",
-            "A cell is filled up to its MFU, of 60 %. The layout stands below it.");
+            "A cell is filled up to its MFU, of 60 %. Below it stand the layout, the sequences of "
+            "a micro-batch, and the micro-batches of a step; in brackets the playbook's best MFU.");
     print("\nthe fastest that fits on nodes of 8 H100s, 1 M tokens a step of 4096: MFU, layout");
     std::string head = "  nodes", lines[std::size(nodes)];
     for (const char* name : names) head += fmt::format(" {:<22}", name);
@@ -198,23 +202,42 @@ inline void heatmap(Report& report, const std::string& directory) {
                 if (size > 1) layout += fmt::format("{}{} ", name, size);
             layout += fmt::format("z{}", best.zero);
             lines[n] += fmt::format(" {:<5.1f} {:<16}", mfu, layout);
-            const double filled = (cell.height - 22) * mfu / 60;
-            svg.rect(
-                {cell.x, cell.bottom() - 22 - filled, cell.width, filled}, Role::forward,
-                fmt::format("{} on {} nodes: MFU {:.1f} %, {}", names[m], nodes[n], mfu, layout));
-            svg.text(cell.center().x, cell.y + 18, fmt::format("{:.1f}", mfu),
+            const std::string batch = fmt::format("{} x {}", best.micro_batch, best.micro_batches);
+            const double filled = (cell.height - 38) * mfu / 60;
+            svg.rect({cell.x, cell.bottom() - 38 - filled, cell.width, filled}, Role::forward,
+                     fmt::format("{} on {} nodes: MFU {:.1f} %, {}, {}", names[m], nodes[n], mfu,
+                                 layout, batch));
+            const auto published = std::ranges::find(
+                rows, fmt::format("{:>2} x 8, {}", nodes[n], names[m]), &PublishedRow::name);
+            const bool known = published != rows.end();
+            svg.text(cell.x + cell.width * (known ? 0.28 : 0.5), cell.y + 19,
+                     fmt::format("{:.1f}", mfu),
                      {.anchor = Text::middle, .bold = true, .halo = true});
-            svg.text(cell.center().x, cell.bottom() - 7, layout,
+            if (known)
+                svg.text(cell.x + cell.width * 0.72, cell.y + 19,
+                         fmt::format("({:.1f})", published->mfu),
+                         {.anchor = Text::middle, .size = 13, .halo = true});
+            svg.text(cell.center().x, cell.bottom() - 23, layout,
+                     {.anchor = Text::middle, .size = 12});
+            svg.text(cell.center().x, cell.bottom() - 7, batch,
                      {.anchor = Text::middle, .size = 12});
             report.row({{"table", "heatmap"},
                         {"model", names[m]},
                         {"nodes", nodes[n]},
                         {"mfu", mfu},
-                        {"layout", layout}});
+                        {"layout", layout},
+                        {"batch", batch}});
         }
     }
     for (const std::string& line : lines) print(line.substr(0, line.find_last_not_of(' ') + 1));
-    svg.text(left, top + height * 4 + 22, "nodes; z: ZeRO's stage. Dark: MFU, of 60 %",
+    svg.text(
+        left, top + height * 4 + 18,
+        "Columns: nodes. A cell: MFU, and in brackets that of the playbook's best layout, which "
+        "may be another one; dp, cp, tp, pp, z",
+        {.size = 12});
+    svg.text(left, top + height * 4 + 36,
+             "(ZeRO's stage); sequences of a micro-batch x micro-batches that are accumulated. The "
+             "blue part is the MFU, of 60 %.",
              {.size = 12});
     write_picture(directory, "heatmap.svg", svg);
 }

@@ -1,5 +1,6 @@
 // The pictures of 03_tensor_parallel and 07_kernels (--svg) show the sizes of the runs.
 #include <regex>
+#include <set>
 
 #include "refused.h"
 #include "tests/picture_checks.h"
@@ -84,6 +85,53 @@ TEST(BlockPictureRefused, WhereNoLayerIsShared) {
     expect_one_error_line(run_ranks(2, "03_tensor_parallel", "--compare" + svg), {"--svg"});
     expect_one_error_line(run_ranks(2, "03_tensor_parallel", "--demo linear" + svg), {"--svg"});
     EXPECT_FALSE(std::filesystem::exists(dir / "block.svg"));
+}
+
+// One rank rehearses, so nothing is measured, and every run draws the same.
+TEST(LayoutPictures, SayWhatEveryRankHas) {
+    TempDir dir;
+    const Outcome run = train(
+        "09_5d_parallel",
+        "--rehearse 0/32 --model nano-moe --tp 2 --sequence-parallel --cp 2 --ep 2 --pp 2 --dp 2 "
+        "--zero 1 --micro-batch 1 --grad-accum 2 --steps 1 --svg " +
+            dir.path());
+    for (const char* name : {"/grid.svg", "/layer.svg"})
+        EXPECT_EQ(slurp(dir.path() + name), slurp(std::string("09_5d_parallel/pictures") + name))
+            << "make pictures";
+    const std::vector<Drawn> grid = picture_of(dir / "grid.svg"),
+                             layer = picture_of(dir / "layer.svg");
+    std::set<std::string> shares;
+    for (int rank = 0; rank < 32; ++rank) shares.insert(hint(grid, fmt::format("rank {}: ", rank)));
+    EXPECT_EQ(shares.size(), 32u) << "no two ranks have the same";
+    EXPECT_EQ(hint(grid, "rank 0: "),
+              "layers 0 to 3, heads 0 to 3, experts 0 to 3, chunks 0 and 3, part 0 of batch");
+    EXPECT_EQ(hint(grid, "rank 31: "),
+              "layers 4 to 7, heads 4 to 7, experts 4 to 7, chunks 1 and 2, part 3 of batch");
+    for (const auto& [rank, axis] :
+         {std::pair(1, "tp"), {2, "cp"}, {4, "ep"}, {8, "dp"}, {16, "pp"}})
+        EXPECT_TRUE(has_words(grid, fmt::format("rank {}: {}", rank, axis)));
+    EXPECT_FALSE(has_words(grid, "rank 3: tp"));
+    // 128 tokens of a micro-batch, h 128, 8 heads of 16, 4 of keys, 8 experts of 96 with top 2.
+    EXPECT_EQ(hint(layer, "stream, into the layer: "), "(32, 128) of (128, 128)");
+    EXPECT_EQ(hint(layer, "self_attn.k_proj: "), "(32, 128) of (64, 128)");
+    EXPECT_EQ(hint(layer, "self_attn.o_proj: "), "(128, 64) of (128, 128)");
+    EXPECT_EQ(hint(layer, "attention's output: "), "(64, 64) of (128, 128)");
+    EXPECT_EQ(hint(layer, "rows for experts: "), "(64, 128) of (256, 128)");
+    EXPECT_EQ(hint(layer, "8 experts.w2: "), "4 x (128, 96) of 8 x (128, 96)");
+    EXPECT_EQ(hint(layer, "post_attention_layernorm: "), "(128) of (128)");
+    // All parameters of a layer are in it, with the bytes that the run held.
+    int64_t held = 0;
+    for (const Drawn& d : layer) {
+        int64_t count = 1, rows = 0, columns = 1;
+        if (d.name != "rect" || !d.is("parameters") || d.hint.find(" of ") == std::string::npos)
+            continue;
+        const std::string own = d.hint.substr(d.hint.find(": ") + 2);
+        if (std::sscanf(own.c_str(), "%ld x (%ld, %ld)", &count, &rows, &columns) < 2)
+            count = 1, std::sscanf(own.c_str(), "(%ld, %ld)", &rows, &columns);
+        held += 4 * count * rows * columns;
+    }
+    const int64_t embedding = 4 * 256 / 2 * 128;
+    EXPECT_EQ(4 * held + embedding, run.summary.at("memory").at("parameters").at("measured"));
 }
 
 // Reads a constant from the kernel's source, "constexpr int tile = 128, k_step = 16, ...". The

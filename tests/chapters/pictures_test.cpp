@@ -142,6 +142,50 @@ TEST(Pictures, TheRingStepByStep) {
     EXPECT_EQ(full_chunks, (std::vector<int>{0, 0, 0, 4, 8, 12, 16}));
 }
 
+TEST(Pictures, BandwidthOverNodes) {
+    TempDir dir;
+    const Outcome run = run_ranks(4, "01_data_parallel",
+                                  "--demo bandwidth --largest-mib 0.004 --node-size 2 --inter-gbps "
+                                  "0.2 --svg " +
+                                      dir.path());
+    ASSERT_EQ(run.exit_code, 0) << run.err;
+    const std::vector<Drawn> all = picture(dir / "nodes.svg");
+    const auto values = [&](const std::string& name) {  // by nodes: GB/s, and the height in pixels
+        std::map<int, std::pair<double, double>> by_nodes;
+        for (const Drawn& d : all) {
+            if (d.name != "polygon" || !d.hint.starts_with(name + ": ")) continue;
+            const auto points = d.points();
+            const auto [least, most] = std::ranges::minmax(points | std::views::values);
+            by_nodes[std::stoi(d.hint.substr(d.hint.find("nodes: ") + 7))] = {
+                std::stod(d.hint.substr(name.size() + 2)), (least + most) / 2};
+        }
+        return by_nodes;
+    };
+    auto published = values("published"), sheet = values("data sheet"), formula = values("formula"),
+         median = values("median");
+    ASSERT_EQ(published.size(), 7u);
+    EXPECT_EQ(published[64].first, 32.9);
+    // A doubled rate is a fifth of the height, from 16 to 512.
+    EXPECT_NEAR(published[64].second - published[1].second,
+                std::log2(436.0 / 32.9) * (330 - 96) / 5, 0.3);
+    EXPECT_EQ(sheet[1].first, 450);
+    EXPECT_EQ(sheet[64].first, 400) << "8 cards of 50 GB/s";
+    // Four ranks in two nodes: 1.5 S are sent, of which a card carries 2 (4-2)/4 S, at 25 MB/s.
+    ASSERT_EQ(median.size(), 2u);
+    EXPECT_NEAR(formula[2].first, std::min(1.5 * 0.025, median[1].first), 1e-5);
+    // Each median stands within its percentiles.
+    int bars = 0;
+    for (const Drawn& d : all) {
+        if (d.name != "polyline" || d.points().size() != 2) continue;
+        const auto points = d.points();
+        if (points[0].first != points[1].first || d.attributes.at("stroke-width") != "2") continue;
+        const double y = median[++bars].second;
+        EXPECT_LE(points[1].second, y + 0.6);
+        EXPECT_GE(points[0].second, y - 0.6);
+    }
+    EXPECT_EQ(bars, 2);
+}
+
 TEST(Pictures, WhatAStageHoldsAndSends) {
     TempDir dir;
     std::vector<Json> rows = compare(2, "02_zero", dir, "");
@@ -189,6 +233,9 @@ TEST(Pictures, WithoutEffectOrPlaceAreRefused) {
     refuses("00_single_gpu", "--compare recompute " + svg, {"--compare", "--svg"});
     refuses("01_data_parallel", svg, {"--svg has no effect", "--compare"});
     refuses("01_data_parallel", svg + " --demo bandwidth", {"--svg has no effect", "--demo"});
+    expect_one_error_line(
+        run_ranks(2, "01_data_parallel", svg + " --demo bandwidth --node-size 2 --inter-gbps 1"),
+        {"--svg", "2 ranks make one"});
     refuses("01_data_parallel", svg + " --demo collectives", {"--svg", "2 ranks"});
     refuses("02_zero", svg, {"--svg has no effect", "--compare"});
     put(dir / "file", "");

@@ -121,5 +121,32 @@ TEST(Charts, AreasAreStacked) {
     EXPECT_TRUE(drawn_as(all, "polygon", "host").empty());
 }
 
+// Curves that end at the same height have names that can be read, in the curves' order.
+TEST(Charts, NamesMakeRoomForEachOther) {
+    Svg svg(900, 300, "Curves", "Four curves that end close to each other");
+    const Panel panel =
+        draw_panel(svg, {60, 80, 400, 160}, "of n", "n", binary_scale(0, 3), linear_scale(100, 4));
+    std::vector<std::pair<double, std::string>> names;
+    for (int i = 0; i < 4; ++i) {
+        const Curve curve{fmt::format("c{}", i), {{0, 10}, {3, 50.0 + i}}, {}, Mark(i), i == 3};
+        names.emplace_back(
+            draw_curve(svg, panel, curve, [](Point p) { return fmt::format("{:g}", p.y); }),
+            curve.name);
+    }
+    draw_names(svg, panel.across.end + 8, names);
+    const std::vector<Drawn> all = read_picture(svg.document());
+    expect_readable(all);
+    EXPECT_EQ(panel.up(50), 160);
+    std::map<std::string, double> heights;
+    for (const Drawn& d : all)
+        if (d.name == "text") heights[d.words] = d.number("y");
+    for (int i = 1; i < 4; ++i)  // c3 ends highest
+        EXPECT_GE(heights[fmt::format("c{}", i - 1)] - heights[fmt::format("c{}", i)], 15.5);
+    EXPECT_TRUE(has_words(all, "8") && has_words(all, "50"));
+    // Only marks of a published curve are hollow, and no line joins them.
+    EXPECT_EQ(drawn_as(all, "polygon", "paper", "c3: ").size(), 2u);
+    EXPECT_EQ(drawn_as(all, "polygon", "ink", "c0: ").size(), 2u);
+}
+
 }  // namespace
 }  // namespace ultrascale::test

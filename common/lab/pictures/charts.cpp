@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 namespace ultrascale {
 
@@ -44,6 +45,41 @@ void draw_axis_beside(Svg& svg, const Axis& up, double left, double right,
     }
 }
 
+AxisScale linear_scale(double to, int count) {
+    return {0, to, ticks(to, count), [](double f) { return fmt::format("{:.0f}", f); }};
+}
+
+AxisScale binary_scale(int from, int to) {
+    AxisScale scale{double(from), double(to), {}, [](double power) {
+                        return power < 10 ? fmt::format("{:.3g}", std::exp2(power))
+                                          : fmt::format("{:.0f}k", std::exp2(power - 10));
+                    }};
+    for (int power = from; power <= to; ++power) scale.figures.push_back(power);
+    return scale;
+}
+
+Panel draw_panel(Svg& svg, const Box& area, std::string_view title, std::string_view below,
+                 const AxisScale& across, const AxisScale& up, bool names_rows) {
+    const Panel panel{{across.from, across.to, area.x, area.right()},
+                      {up.from, up.to, area.bottom(), area.y}};
+    svg.text(area.x, area.y - 14, title, {.size = 13, .bold = true});
+    for (const double figure : up.figures) {
+        const double y = panel.up(figure);
+        svg.line({area.x - 6, y}, {area.right() + 6, y}, {.role = Role::faint});
+        if (names_rows)
+            svg.text(area.x - 12, y + 4, up.words(figure), {.anchor = Text::end, .size = 12});
+    }
+    draw_axis_below(svg, panel.across, area.bottom(), across.figures, across.words);
+    if (!below.empty())
+        svg.text(area.center().x, area.bottom() + 36, below, {.anchor = Text::middle, .size = 12});
+    return panel;
+}
+
+void draw_caption(Svg& svg, double y, const std::vector<std::string>& lines) {
+    for (size_t i = 0; i < lines.size(); ++i)
+        svg.text(20, y + 18 * double(i), lines[i], {.size = 12});
+}
+
 double draw_legend(Svg& svg, double x, double y, const std::vector<Meaning>& meanings) {
     for (const Meaning& meaning : meanings) {
         const Box sample = {x, y, 22, 14};
@@ -75,9 +111,45 @@ void draw_lane(Svg& svg, const Axis& across, double y, double height,
                          height};
         svg.rect(box, s.role, s.hint);
         if (box.width > 3) svg.outline(box, {.width = 0.5});
-        if (text_width(s.words, 13) + 6 < box.width)
+        if (!s.words.empty() && text_width(s.words, 13) + 6 < box.width)
             svg.label(box, s.words, {.size = 13, .role = Role::on_fill});
     }
+}
+
+void draw_mark(Svg& svg, Point at, Mark shape, Role role, std::string_view hint, double radius,
+               bool hollow) {
+    const int corners = shape == Mark::circle ? 16 : shape == Mark::triangle ? 3 : 4;
+    const double turned = shape == Mark::square ? 0.5 : 0,  // of the angle between two corners
+        wide = shape == Mark::circle ? radius : 1.25 * radius;
+    std::vector<Point> points;
+    for (int i = 0; i <= corners; ++i) {
+        const double angle = 2 * std::numbers::pi * (i + turned) / corners;
+        points.push_back({at.x + wide * std::sin(angle), at.y - wide * std::cos(angle)});
+    }
+    svg.polygon({points.begin(), points.end() - 1}, hollow ? Role::paper : role, hint);
+    svg.polyline(points, {.width = hollow ? 1.5 : 0.75});
+}
+
+double draw_curve(Svg& svg, const Panel& panel, const Curve& curve,
+                  const std::function<std::string(Point)>& words) {
+    std::vector<Point> points;
+    for (const Point& figure : curve.figures)
+        points.push_back({panel.across(figure.x), panel.up(figure.y)});
+    if (!curve.hollow) svg.polyline(points, curve.line);
+    for (size_t i = 0; i < points.size(); ++i)
+        draw_mark(svg, points[i], curve.mark, curve.line.role,
+                  fmt::format("{}: {}", curve.name, words(curve.figures[i])), 4.5, curve.hollow);
+    return points.back().y;
+}
+
+void draw_names(Svg& svg, double x, std::vector<std::pair<double, std::string>> names,
+                double pitch) {
+    std::ranges::sort(names);
+    for (int pass = 0; pass < 50; ++pass)  // neighbours that are too close make room for each other
+        for (size_t i = 1; i < names.size(); ++i)
+            if (const double lacks = pitch - (names[i].first - names[i - 1].first); lacks > 0)
+                names[i - 1].first -= lacks / 2, names[i].first += lacks / 2;
+    for (const auto& [y, words] : names) svg.text(x, y + 4, words, {.size = 12, .halo = true});
 }
 
 void draw_stacked_areas(Svg& svg, const Axis& across, const Axis& up,

@@ -27,6 +27,26 @@ void draw_axis_below(Svg& svg, const Axis& across, double y, const std::vector<d
 void draw_axis_beside(Svg& svg, const Axis& up, double left, double right,
                       const std::vector<double>& figures, const Words& words);
 
+// What an axis shows: the figures from one to another, which of them are written, and how.
+struct AxisScale {
+    double from, to;
+    std::vector<double> figures;
+    Words words;
+};
+// From 0, in steps as ticks() has them.
+AxisScale linear_scale(double to, int count);
+// In octaves: figures are the powers of two. 3 is written "8", 12 "4k".
+AxisScale binary_scale(int from, int to);
+
+// Draws a chart's title, its axes around `area`, and what the lower one means.
+struct Panel {
+    Axis across, up;
+};
+Panel draw_panel(Svg& svg, const Box& area, std::string_view title, std::string_view below,
+                 const AxisScale& across, const AxisScale& up, bool names_rows = true);
+// Draws lines of small print; the first one's baseline is at y.
+void draw_caption(Svg& svg, double y, const std::vector<std::string>& lines);
+
 // Draws a sample of each colour with its meaning, in a row that begins at (x, y). Returns where the
 // row ends.
 struct Meaning {
@@ -54,6 +74,30 @@ struct Stretch {
 };
 void draw_lane(Svg& svg, const Axis& across, double y, double height,
                const std::vector<Stretch>& stretches);
+
+// The shape of a mark, so that curves can be told apart without colours. A hollow one is the
+// convention for what others have published.
+enum class Mark { square, diamond, triangle, circle };
+void draw_mark(Svg& svg, Point at, Mark shape, Role role, std::string_view hint = "",
+               double radius = 4.5, bool hollow = false);
+
+// A curve through figures, given in the scales' units, with a mark at each. The hint of a mark is
+// "name: y at x", with the values as `words` says. A curve that is hollow has marks alone.
+struct Curve {
+    std::string name;
+    std::vector<Point> figures;
+    Line line = {};
+    Mark mark = Mark::square;
+    bool hollow = false;
+};
+// Returns the height of the curve's end, for its name.
+double draw_curve(Svg& svg, const Panel& panel, const Curve& curve,
+                  const std::function<std::string(Point)>& words);
+
+// Writes each name beside the end of its curve, at x, in the order of their heights and never
+// closer than `pitch` to each other.
+void draw_names(Svg& svg, double x, std::vector<std::pair<double, std::string>> names,
+                double pitch = 16);
 
 // Draws layers stacked over time: columns[t][layer], all columns equally wide. A layer that is
 // empty everywhere is omitted. A layer's hint is its words.

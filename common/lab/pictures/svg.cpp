@@ -126,14 +126,17 @@ std::string style() {
 
 }  // namespace
 
-Svg::Svg(double width, double height, std::string_view title, std::string_view description)
+Svg::Svg(double width, double height, std::string_view title, std::string_view description,
+         double paper)
     : width_(width), height_(height) {
     body_ = fmt::format(
-        R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{0}" height="{1}" )"
+        R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" width="{5}" height="{6}" )"
         R"(role="img" aria-labelledby="title description">)"
         "\n<title id=\"title\">{2}</title>\n<desc id=\"description\">{3}</desc>\n<style>\n{4}"
         "</style>\n<defs>\n",
-        number(width), number(height), escaped(title), escaped(description), style());
+        number(width), number(height), escaped(title), escaped(description), style(),
+        paper > 0 ? number(paper) + "mm" : number(width),
+        paper > 0 ? number(height / width * paper) + "mm" : number(height));
     for (const Look& look : looks)
         if (*look.texture)
             body_ += fmt::format(R"(<pattern id="{}-texture" width="8" height="8" )"

@@ -71,8 +71,10 @@ struct Line {
 
 class Svg {
 public:
-    // The title is drawn at the top; the description is for people who cannot see the picture.
-    Svg(double width, double height, std::string_view title, std::string_view description);
+    // The title is drawn at the top; the description is for people who cannot see the picture. A
+    // poster is printed `paper` millimetres wide.
+    Svg(double width, double height, std::string_view title, std::string_view description,
+        double paper = 0);
     double width() const { return width_; }
     double height() const { return height_; }
 
