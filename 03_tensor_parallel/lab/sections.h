@@ -17,8 +17,8 @@
 
 namespace ultrascale::tensor_parallel {
 
-// How much the ranks' copies of what all of them hold, such as norms, differ: the largest difference
-// from rank 0's.
+// How much the ranks' copies of what all of them hold, such as norms, differ: the largest
+// difference from rank 0's.
 inline double largest_difference_of_copies(const ParameterList& parameters) {
     double largest = 0;
     for (const auto& p : parameters) {
