@@ -62,6 +62,10 @@ TEST(OpsLayerNorm, ForwardAndBackward) {
                                               {5, 2048},
                                               {2, 8192},
                                               {2, 16392}}) {
+#ifdef ULTRASCALE_SIMT  // so many rows, or threads that wait for each other, take 20 s without a GPU
+            N = std::min<int64_t>(N, 20);
+            if (h > 2048 && dtype != DType::fp32) continue;
+#endif
             const Tensor x = random_tensor({N, h}, dtype, 1), w = random_tensor({h}, dtype, 2),
                          b = random_tensor({h}, dtype, 3), dy = random_tensor({N, h}, dtype, 4);
             const Tensor y = poisoned({N, h}, dtype), statistics = poisoned({N, 2}, DType::fp32),
@@ -88,23 +92,22 @@ TEST(OpsLayerNorm, ForwardAndBackward) {
         }
 }
 
-TEST(OpsLayerNorm, ReferenceEqualsCentralDifferences) {
-    const Doubles x = to_double(random_tensor({3, 5}, DType::fp32, 8)),
-                  w = to_double(random_tensor({5}, DType::fp32, 9)),
-                  b = to_double(random_tensor({5}, DType::fp32, 10)),
-                  dy = to_double(random_tensor({3, 5}, DType::fp32, 11));
-    const NormGradients g = norm_backward(x, w, dy);
-    const auto differ = [](const Doubles& a, const Doubles& b) {
-        double most = 0;
-        for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
-        return most;
-    };
-    const auto by_x = [&](const Doubles& v) { return dot(dy, norm_forward(v, w, b)); };
-    const auto by_w = [&](const Doubles& v) { return dot(dy, norm_forward(x, v, b)); };
-    const auto by_b = [&](const Doubles& v) { return dot(dy, norm_forward(x, w, v)); };
-    EXPECT_LT(differ(g.dx, numerical_gradient(by_x, x)), 1e-6);
-    EXPECT_LT(differ(g.dw, numerical_gradient(by_w, w)), 1e-6);
-    EXPECT_LT(differ(g.db, numerical_gradient(by_b, b)), 1e-6);
+TEST(OpsLayerNorm, BackwardEqualsCentralDifferences) {
+    const Tensor x = random_tensor({3, 5}, DType::fp32, 8), w = random_tensor({5}, DType::fp32, 9),
+                 b = random_tensor({5}, DType::fp32, 10),
+                 dy = random_tensor({3, 5}, DType::fp32, 11), y = poisoned({3, 5}, DType::fp32),
+                 statistics = poisoned({3, 2}, DType::fp32), dx = poisoned({3, 5}, DType::fp32),
+                 dw = Tensor::zeros({5}, DType::fp32, Memory::gradient),
+                 db = Tensor::zeros({5}, DType::fp32, Memory::gradient);
+    ops::layernorm_forward(y, statistics, x, w, b, float(eps));
+    ops::layernorm_backward(dx, dw, db, dy, x, statistics, w);
+    const Doubles xs = to_double(x), ws = to_double(w), bs = to_double(b), g = to_double(dy);
+    const auto by_x = [&](const Doubles& v) { return dot(g, norm_forward(v, ws, bs)); };
+    const auto by_w = [&](const Doubles& v) { return dot(g, norm_forward(xs, v, bs)); };
+    const auto by_b = [&](const Doubles& v) { return dot(g, norm_forward(xs, ws, v)); };
+    EXPECT_LT(relative_error(dx, numerical_gradient(by_x, xs)), 1e-5);
+    EXPECT_LT(relative_error(dw, numerical_gradient(by_w, ws)), 1e-5);
+    EXPECT_LT(relative_error(db, numerical_gradient(by_b, bs)), 1e-5);
 }
 
 double gelu(double x) {
