@@ -49,7 +49,9 @@ inline void print_anatomy(const StepShape& shape) {
         full ? " (the layer's input only)"
              : fmt::format(" (norms {:.0f} + attention {:.0f} + mlp {:.0f}{})", token.norms,
                            token.attention, token.mlp,
-                           token.masks > 0 ? fmt::format(" + masks {:.0f}", token.masks) : "");
+                           token.masks > 0
+                               ? fmt::format("\n                      + masks {:.0f}", token.masks)
+                               : "");
     print(fmt::format("  saved activations   L s b x {} bytes{} = {}", per_layer, parts,
                       format_bytes(double(c.layers * tokens * per_layer))));
     print(fmt::format("                      (playbook, GPT in bf16: L s b h {} = {})", book,
