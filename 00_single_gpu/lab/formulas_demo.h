@@ -5,6 +5,7 @@
 #include "../4_formulas.h"
 #include "batch_ramp.h"
 #include "lab/predict/estimate.h"
+#include "lab/predict/memory_formulas.h"
 #include "lab/report/report.h"
 
 namespace ultrascale::single_gpu {
@@ -43,6 +44,64 @@ inline void demo_parameters() {
         "  of the gradients beside them (the playbook's). fp32 without a copy: 4 + 4 + 8 = 16 N.");
 }
 
+// The bytes a token that a layer keeps. `squared` is what selective recomputation drops, tensors of
+// s numbers for each token and head. Dropout's two masks count where they are applied.
+struct KeptOfToken {
+    double norms, attention, squared, feed_forward;
+    double linear() const { return norms + attention + feed_forward; }
+    double saved() const { return squared / (linear() + squared); }
+    double attentions_share() const { return attention / linear(); }  // of what is not squared
+};
+inline KeptOfToken kept_of_token(const LlamaConfig& config, const ModelOptions& model,
+                                 int64_t seq) {
+    const StepShape shape{.config = config, .model = model, .micro_batch = 1, .seq = seq};
+    LocalSizes token = local_sizes(shape);
+    token.stream_tokens = token.region_tokens = 1;
+    if (config.experts.count > 0) {  // a balanced router's
+        MemorySettings settings;
+        settings.set(shape);
+        token.feed_forward = {.kept = MemoryFormulas(settings).kept_experts / double(seq)};
+    }
+    const LayerActivations all = layer_activations(token);
+    token.model.recompute = Recompute::selective;
+    const double attention = layer_activations(token).attention, mask = all.masks / 2;
+    return {all.norms, attention + mask, all.attention - attention, all.mlp + mask};
+}
+
+// Attention's share of what a layer keeps, for GPT-3's layer and for others.
+inline void demo_shares() {
+    print("\nbytes a token that a layer keeps in bf16, and attention's share");
+    print(fmt::format("  {:<27} {:>5} {:>9} {:>10} {:>9} {:>13} {:>7} {:>9}", "", "s", "norms",
+                      "attention", "s x s", "feed-forward", "saved", "of rest"));
+    const ModelOptions tiles = {.dtype = DType::bf16};
+    ModelOptions squares = tiles, gpt = tiles;
+    squares.attention = gpt.attention = AttentionKind::naive;
+    gpt.dropout = 0.1, gpt.keep_masks = true;
+    const LlamaConfig gpt_3 = {.layers = gpt3.layers,
+                               .hidden = gpt3.hidden,
+                               .heads = gpt3.heads,
+                               .kv_heads = gpt3.heads,
+                               .head_dim = gpt3.hidden / gpt3.heads,
+                               .ffn = 4 * gpt3.hidden,
+                               .vocab = gpt3.vocab,
+                               .gpt = true};
+    for (const auto& [name, config, model] :
+         {std::tuple{"GPT-3, 34 + 5 a s / h", gpt_3, gpt},
+          {"llama-3-8b, s x s", preset("llama-3-8b"), squares},
+          {"llama-3-8b, in tiles", preset("llama-3-8b"), tiles},
+          {"moe-16b (experts), s x s", preset("moe-16b"), squares},
+          {"moe-16b (experts), in tiles", preset("moe-16b"), tiles}})
+        for (int64_t seq : {2048, 8192}) {
+            const KeptOfToken k = kept_of_token(config, model, seq);
+            print(
+                fmt::format("  {:<27} {:>5} {:>9.0f} {:>10.0f} {:>9.0f} {:>13.0f} {:>5.1f} % "
+                            "{:>7.1f} %",
+                            name, seq, k.norms, k.attention, k.squared, k.feed_forward,
+                            100 * k.saved(), 100 * k.attentions_share()));
+        }
+    print("  saved: the share of s x s. Of rest: attention's share of all but s x s.");
+}
+
 inline void demo_activations() {
     print("what a layer of a GPT keeps for its backward, in bytes a number of s b h or a s^2 b");
     print(fmt::format("  {:<48} {:>8} {:>10}", "", "s b h", "a s^2 b"));
@@ -71,6 +130,7 @@ inline void demo_activations() {
     print(
         "  the number which the paper gives as the price (2.7 and 1.6 %). What runs a second time");
     print("  is its forward, a third of it (added).");
+    demo_shares();
 }
 
 // `text` is a ramp (batch_ramp.h) of sequences of `seq` tokens.

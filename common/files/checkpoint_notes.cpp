@@ -6,6 +6,7 @@
 
 #include "checkpoint.h"
 #include "checkpoint_experts.h"
+#include "checkpoint_gpt2.h"
 
 namespace ultrascale {
 
@@ -18,15 +19,20 @@ class Names {
 public:
     explicit Names(const LlamaConfig& config) : config_(config) {
         for (const char* name : {"model.embed_tokens", "model.norm", "lm_head"}) add(name);
+        if (config.gpt) add("model.embed_positions");
         for (int64_t layer = 0; layer < config.layers; ++layer) add_layer(layer);
     }
     bool contains(const std::string& name) const {
         return all_.contains(name) || all_.contains(other_expert_name(name)) ||
-               name.ends_with(".rotary_emb.inv_freq");
+               name.ends_with(".rotary_emb.inv_freq") ||
+               (config_.gpt && name.ends_with(".attn.bias"));  // GPT-2's causal mask
     }
 
 private:
-    void add(const std::string& part) { all_.insert(part + ".weight"); }
+    void add(const std::string& part) {
+        all_.insert(part + ".weight");
+        if (config_.gpt) all_.insert(part + ".bias");
+    }
     void add_layer(int64_t index) {
         const std::string layer = fmt::format("model.layers.{}.", index);
         for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) add(layer + norm);
@@ -103,7 +109,8 @@ std::vector<std::string> checkpoint_notes(const std::string& path, const LlamaCo
                         "differs from it: they are not tied",
                         printable(path)));
     const Names names(config);
-    const Safetensors file = Safetensors::directory(path);
+    Safetensors file = Safetensors::directory(path);
+    add_gpt2_names(file);
     for (const auto& [name, entry] : file.entries())
         if (!is_read(names, name, entry.shape)) tensors.push_back(name);
     if (!tensors.empty())

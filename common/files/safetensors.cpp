@@ -217,6 +217,7 @@ void Safetensors::add_parts(const std::vector<std::string>& names, const std::st
         part.data += transposed ? i * shape[0] * dtype_bits().at(whole.dtype) / 8 : i * part.bytes;
         entries_.emplace(names[size_t(i)], std::move(part));
     }
+    entries_.erase(of);
 }
 
 void Safetensors::add_name(const std::string& name, const std::string& of) {

@@ -47,8 +47,8 @@ public:
     const std::map<std::string, std::string>& metadata() const { return metadata_; }
     // Adds a name for rows first .. first + rows - 1 of the tensor `of`, which is read as a matrix.
     void add_rows(const std::string& name, const std::string& of, int64_t first, int64_t rows);
-    // Adds names for equal parts of the tensor `of`: ranges of a vector, or ranges of a matrix's
-    // rows; of its columns, as matrices of their own, if it is `transposed`.
+    // Replaces the tensor `of` by its equal parts: ranges of a vector, or of a matrix's rows; or of
+    // its columns, as matrices of their own, if it is `transposed`.
     void add_parts(const std::vector<std::string>& names, const std::string& of, bool transposed);
     void add_name(const std::string& name, const std::string& of);
     bool contains(const std::string& name) const { return entries_.count(name) > 0; }

@@ -59,6 +59,8 @@ TEST_F(Notes, NothingOfWhatIsRead) {
         write(reference, {"model.layers.0.self_attn.rotary_emb.inv_freq"});
         EXPECT_EQ(notes(), Names()) << reference;
     }
+    write("gpt2", {"transformer.h.0.attn.bias"});
+    EXPECT_EQ(notes(), Names());
 }
 
 TEST_F(Notes, TensorsThatNobodyReads) {

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "00_single_gpu/4_formulas.h"
+#include "00_single_gpu/lab/formulas_demo.h"
 #include "00_single_gpu/lab/predict.h"
 #include "02_zero/lab/predict.h"
 #include "comm/comm.h"
@@ -43,6 +43,42 @@ TEST(GptFormulas, AttentionsShareIsTheEstimates) {
     const Selective s = selective_recomputation(
         {.layers = c.layers, .hidden = c.hidden, .heads = c.heads, .vocab = c.vocab}, 2048);
     EXPECT_NEAR(s.attention_share, all / (all + linears + head), 1e-12);
+}
+
+// The formula for a GPT's layer and the one for our layers count the same tensors.
+TEST(KeptOfToken, IsTheGptsFormulaAndTheStatistics) {
+    const LlamaConfig c = preset("gpt2-124m");
+    const KeptOfToken k = kept_of_token(c,
+                                        {.dtype = DType::bf16,
+                                         .attention = AttentionKind::naive,
+                                         .dropout = 0.1,
+                                         .keep_masks = true},
+                                        1024);
+    const Selective s = selective_recomputation(
+        {.layers = c.layers, .hidden = c.hidden, .heads = c.heads, .vocab = c.vocab}, 1024);
+    const double h = double(c.hidden), statistics = 2 * 2 * 4;
+    EXPECT_DOUBLE_EQ(k.linear(), s.linear * h + statistics);
+    EXPECT_DOUBLE_EQ(k.squared, s.squared * h);
+    EXPECT_DOUBLE_EQ(k.attention, (2 + 4 + 2 + 1) * h);  // q, k, v, o, a mask
+    EXPECT_DOUBLE_EQ(k.feed_forward, (8 + 8 + 1) * h);
+}
+
+TEST(KeptOfToken, CountsLlamasGroupsAndExperts) {
+    const ModelOptions squares{.dtype = DType::bf16, .attention = AttentionKind::naive};
+    const KeptOfToken llama = kept_of_token(preset("llama-3-8b"), squares, 2048);
+    EXPECT_EQ(llama.norms, 4 * 2 * 4096 + 8);
+    EXPECT_EQ(llama.attention, 2 * (2 * 4096 + 2 * 1024));
+    EXPECT_EQ(llama.squared, 2 * 32 * 2048);
+    EXPECT_EQ(llama.feed_forward, 2 * 2 * 14336);
+    const KeptOfToken tiles = kept_of_token(preset("llama-3-8b"), {.dtype = DType::bf16}, 8192);
+    EXPECT_EQ(tiles.squared, 0);
+    EXPECT_EQ(tiles.attention, llama.attention + 4 * 32);
+    // k (h + 2 F_e) numbers and the shared experts' 2 F_s; scores, choices and weights.
+    const KeptOfToken experts = kept_of_token(preset("moe-16b"), squares, 8192);
+    EXPECT_EQ(experts.feed_forward,
+              2 * (6 * (2048 + 2 * 1408) + 2 * 2 * 1408) + 4 * 64 + 8 * 6 + 4 * 6);
+    EXPECT_EQ(experts.squared, 2 * 16 * 8192);
+    EXPECT_EQ(experts.attention, 2 * 4 * 2048);
 }
 
 TEST(BatchFormulas, FourStepsAndDoubling) {
