@@ -62,7 +62,7 @@ TEST(OpsLayerNorm, ForwardAndBackward) {
                                               {5, 2048},
                                               {2, 8192},
                                               {2, 16392}}) {
-#ifdef ULTRASCALE_SIMT  // so many rows, or threads that wait for each other, take 20 s without a GPU
+#ifdef ULTRASCALE_SIMT  // so many rows, or threads, would take 20 s without a GPU
             N = std::min<int64_t>(N, 20);
             if (h > 2048 && dtype != DType::fp32) continue;
 #endif
