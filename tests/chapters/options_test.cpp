@@ -34,6 +34,7 @@ TEST(Options, WithoutEffectAreRefused) {
             {"--bucket-mb " + none, "--sync bucket"});
     refuses(0, "01_data_parallel", "--ring-directions both",
             {"--ring-directions " + none, "--sync ring"});
+    refuses(0, "01_data_parallel", "--tree-chunks 4", {"--tree-chunks " + none, "--sync tree"});
     for (const char* option : {"--inner-steps 2", "--outer-lr 1", "--outer-momentum 0"})
         refuses(0, "01_data_parallel", option, {none, "--sync diloco"});
     refuses(0, "01_data_parallel", "--no-sync off", {"--no-sync " + none, "--grad-accum 2"});
