@@ -8,6 +8,7 @@
 #include "4_zero1.h"
 #include "5_zero2.h"
 #include "6_zero3.h"
+#include "7_hybrid.h"
 #include "7_offload.h"
 #include "8_narrow.h"
 #include "9_every_micro_batch.h"

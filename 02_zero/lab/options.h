@@ -1,6 +1,7 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
+#include "../7_hybrid.h"
 #include "lab/options/cli.h"
 #include "shared_options.h"
 
@@ -50,7 +51,7 @@ struct Chapter {
         options
             .flag("--compare", compare,
                   "Train with each stage in turn and print one table; with --offload optimizer, "
-                  "--keep-gathered on or --cut model, rows for these, too")
+                  "--shard-size, --keep-gathered on or --cut model, rows for these, too")
             .excludes(training_outputs)
             .excludes({"--estimate"});
         options
@@ -68,6 +69,7 @@ struct Chapter {
     }
 
     void check(const Options& options) {
+        if (demo.empty()) check_shard_size(zero, Communicator::world().size());
         if (!demo.empty()) options.refuse_figures("--demo " + demo);
         if (!options.svg.empty() && !compare)
             user_error("--svg has no effect: the picture is of --compare");

@@ -122,7 +122,8 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
     // The norm of the shards is summed even over a single rank.
-    prediction.communication.add(mesh.world(), Collective::all_reduce, 1, 2 * sizeof(double));
+    prediction.communication.add(mesh.norm_group_of_shards(), Collective::all_reduce, 1,
+                                 2 * sizeof(double));
     prediction.communication.add_scalar_sum(mesh.world());  // the loss
     return prediction;
 }
@@ -147,6 +148,7 @@ inline VerifyBounds bounds_of(const ZeroOptions& zero, VerifyBounds bounds) {
 
 inline std::string what_needs_less(const Options& options, const ZeroOptions& zero) {
     std::string ways = "more ranks";
+    if (zero.shard_size > 0) ways = "a larger --shard-size, " + ways;
     if (zero.stage < 3) ways = "--stage 3, " + ways;
     if (options.recompute != Recompute::full) ways += ", --recompute full";
     if (options.micro_batch > 1) ways += ", a smaller --micro-batch";
@@ -160,6 +162,10 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
         if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
     };
     add(zero.plain, "all at once, and nothing overlaps");
+    const int sharing = zero.shard_size > 0 ? zero.shard_size : ranks;
+    const std::string copies =
+        fmt::format("{} of them hold copies", format_count(ranks / sharing, "group"));
+    add(sharing < ranks, copies.c_str());
     add(zero.keep_gathered, "parameters are gathered once a step");
     add(zero.gathers == Sent::fp8, "parameters are gathered in fp8");
     add(zero.sums != Sent::plain,
@@ -169,15 +175,16 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
     return fmt::format("stage {}: {}{}{} sharded over {}{}", zero.stage,
                        zero.stage > 0 ? "optimizer states" : "",
                        zero.offload ? " (on the host)" : "", sharded[zero.stage],
-                       format_count(ranks, "rank"), more);
+                       format_count(sharing, "rank"), more);
 }
 
 // --estimate: nothing is allocated.
 inline void print_estimate(const Options& options, const ZeroOptions& zero_options,
                            const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
-    const Mesh mesh(ranks, {{"dp", ranks.size()}});
+    const Mesh mesh(ranks, data_axes(ranks.size(), zero_options));
     Llama model(shape.config, shape.model);
+    sum_over_replicas(model.parameters(), mesh);
     Report report("02_zero", options, shape, 0);
     report.configuration(sequences_of_step(options, ranks.size()), "");
     report.technique("ZeRO", describe(zero_options, ranks.size()), {{"dp", ranks.size()}});
