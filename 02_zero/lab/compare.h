@@ -21,7 +21,8 @@ struct Variant {
 // The stages, and if the options ask for them offloaded ones and stage 3's other ways to gather.
 inline std::vector<Variant> variants_of(const ZeroOptions& given) {
     ZeroOptions plain = given;
-    plain.offload = plain.keep_gathered = false, plain.cut = Cut::unit, plain.shard_size = 0;
+    plain.offload = plain.keep_gathered = false, plain.cut = Cut::unit;
+    plain.shard_size = plain.secondary_shard = 0;
     std::vector<Variant> variants;
     const auto add = [&](int stage, const char* what, bool offload, bool keep, Cut cut) {
         plain.stage = stage, plain.offload = offload, plain.keep_gathered = keep, plain.cut = cut;
@@ -41,16 +42,21 @@ inline std::vector<Variant> variants_of(const ZeroOptions& given) {
     if (given.shard_size > 0) plain.shard_size = given.shard_size;
     for (int stage = 1; given.shard_size > 0 && stage <= 3; ++stage)
         add(stage, fmt::format(" of {}", given.shard_size).c_str(), false, false, Cut::unit);
+    plain.shard_size = 0, plain.secondary_shard = given.secondary_shard;
+    if (given.secondary_shard > 0) add(3, " 2nd", false, false, Cut::unit);
     return variants;
 }
 
 // The bytes that this rank's card sends to other nodes in calls with these counts, by the formulas
-// of comm/nodes.h. S of N ranks share a set of shards.
-inline double bytes_across(const CommunicationCounts& counts, int N, int S, const Nodes& nodes) {
+// of comm/nodes.h, of N ranks.
+inline double bytes_across(const CommunicationCounts& counts, int N, const ZeroOptions& zero,
+                           const Nodes& nodes) {
+    const int S = zero.shard_size > 0 ? zero.shard_size : N;
     double bytes = 0;
     for (const auto& [group, kinds] : counts.groups) {
         const Spread spread = S < N && group == "dp" ? nodes.spread(S, 1)
                               : group == "replica"   ? nodes.spread(N / S, S)
+                              : group == "secondary" ? nodes.spread(zero.secondary_shard, 1)
                                                      : nodes.spread(N, 1);
         for (size_t k = 0; k < collective_kinds; ++k)
             bytes += bytes_over_card(Collective(k), double(kinds[k].bytes), spread, nodes.crossing);
@@ -132,14 +138,14 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         times.push_back(fmt::format("  {:<6} {:>10.2f} {:>10.2f} {:>10.2f}", name,
                                     m.step_seconds * 1e3, m.communication_seconds * 1e3,
                                     m.exposed_seconds * 1e3));
-        const int S = zero_options.shard_size > 0 ? zero_options.shard_size : int(N);
-        const double across = bytes_across(m.counts, int(N), S, nodes) / double(m.steps);
+        const double across = bytes_across(m.counts, int(N), zero_options, nodes) / double(m.steps);
         if (nodes.ranks > 0) times.back() += fmt::format(" {:>13}", format_bytes(across));
         report.row({{"stage", zero_options.stage},
                     {"plain", zero_options.plain},
                     {"offload", zero_options.offload},
                     {"keep_gathered", zero_options.keep_gathered},
                     {"shard_size", zero_options.shard_size},
+                    {"secondary_shard", zero_options.secondary_shard},
                     {"cut", zero_options.cut == Cut::model ? "model" : "unit"},
                     {"parameter_bytes", held[int(Memory::parameter)]},
                     {"gradient_bytes", held[int(Memory::gradient)]},

@@ -60,6 +60,8 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
     const int64_t states =
         (zero.stage >= 1 ? owned : parameters_of(layout)) * optimizer_bytes(shape.model.dtype);
     m.parameters += (zero.stage == 3 ? shard : whole) * value_bytes;
+    const int S = zero.secondary_shard;
+    if (S > 0) m.parameters += whole / S * value_bytes;
     m.gradients += (zero.stage >= 2 ? shard : whole) * grad_bytes;
     if (zero.every_micro_batch && zero.stage < 2)
         m.gradients += (zero.stage == 1 ? shard : whole) * grad_bytes;  // the separate sums
@@ -90,8 +92,13 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
         if (const Sent how = sent_among(zero.gathers, ranks.size());
             zero.stage == 3 && how != Sent::plain)
             add_narrow(Collective::all_gather, gathers, how);
-        else if (gathers > 0)
-            p.add(ranks, Collective::all_gather, gathers, gathers * padded * value_bytes);
+        else if (const int64_t of_all = S > 0 ? std::min<int64_t>(gathers, 1) : gathers;
+                 gathers > 0) {
+            p.add(ranks, Collective::all_gather, of_all, of_all * padded * value_bytes);
+            if (gathers > of_all)
+                p.add({"secondary", S}, Collective::all_gather, gathers - of_all,
+                      (gathers - of_all) * padded * value_bytes);
+        }
         const Range summed = zero.stage == 0 ? layout.whole(u) : layout.shard_of(u, ranks.rank());
         const std::vector<std::string> of_all = layout.replica_groups(u);
         for (const std::string& group : of_all)
@@ -166,6 +173,9 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
     const std::string copies =
         fmt::format("{} of them hold copies", format_count(ranks / sharing, "group"));
     add(sharing < ranks, copies.c_str());
+    const std::string later =
+        fmt::format("gathers but a step's first among {} ranks", zero.secondary_shard);
+    add(zero.secondary_shard > 0, later.c_str());
     add(zero.keep_gathered, "parameters are gathered once a step");
     add(zero.gathers == Sent::fp8, "parameters are gathered in fp8");
     add(zero.sums != Sent::plain,

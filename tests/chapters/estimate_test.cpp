@@ -53,6 +53,8 @@ TEST(Estimate, IsWhatZeroPredicts) {
         expect_what_a_run_predicts(2, "02_zero", fmt::format("--grad-accum 2 --stage {}", stage));
     expect_what_a_run_predicts(2, "02_zero", "--stage 1 --grad-accum 2 --no-sync off");
     expect_what_a_run_predicts(2, "02_zero", "--stage 3 --offload optimizer --prefetch 2");
+    expect_what_a_run_predicts(4, "02_zero", "--stage 2 --shard-size 2 --grad-accum 2");
+    expect_what_a_run_predicts(4, "02_zero", "--stage 3 --secondary-shard 2 --grad-accum 2");
 }
 
 TEST(Estimate, IsWhatTensorParallelismPredicts) {

@@ -186,7 +186,8 @@ def random_run(rng):
         if stage > 0 and not plain:
             sometimes(0.2, "--offload optimizer")
             if shares := [s for s in divides(range(2, ranks + 1), ranks)]:
-                sometimes(0.3, f"--shard-size {rng.choice(shares)}")
+                sometimes(0.3, f"--shard-size {rng.choice(shares)}",
+                          *([f"--secondary-shard {rng.choice(shares)}"] if stage == 3 else []))
         if accumulated > 1 and stage < 2 and not plain:
             sometimes(0.3, "--no-sync off")
     elif chapter == "05_pipeline":

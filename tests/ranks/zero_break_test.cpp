@@ -40,6 +40,28 @@ TEST(ZeroBreak, HybridStagesPass) {
            true, true, true);
 }
 
+TEST(ZeroBreak, SecondaryShardsPass) {
+    NEEDS_TWO_GROUPS();
+    const ZeroOptions zero{.stage = 3, .secondary_shard = world().size() / 2};
+    expect(train_zero<SecondaryShards>(zero), true, true, true);
+    expect(train_zero<Offloaded<SecondaryShards>>(
+               {.stage = 3, .secondary_shard = zero.secondary_shard, .offload = true}),
+           true, true, true);
+}
+
+TEST(ZeroBreak, SecondaryShardsHaveTheWeightsOfTheFirstStep) {
+    NEEDS_TWO_GROUPS();
+    struct Broken : SecondaryShards {
+        using SecondaryShards::SecondaryShards;
+        void begin_step(int64_t micro_batches) override { Zero3::begin_step(micro_batches); }
+        void update(double lr, const Tensor& squared_norm) override {
+            Zero3::update(lr, squared_norm);
+        }
+    };
+    expect(train_zero<Broken>({.stage = 3, .secondary_shard = world().size() / 2}), false, true,
+           false);
+}
+
 TEST(ZeroBreak, ReplicasNeverMeet) {
     NEEDS_TWO_GROUPS();
     struct Broken : Zero2 {
