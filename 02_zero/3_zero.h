@@ -170,9 +170,9 @@ protected:
             if (!under_way || group != "replica") mesh_.group(group).all_reduce(gradients);
     }
 
-    // Starts one of these sums early (7_hybrid.h): that of a shard over the ranks that hold the same
-    // one, if there are any. It is called when the shard has its last contribution of the step, and
-    // runs under the backward of the units below.
+    // Starts one of these sums early (7_hybrid.h): that of a shard over the ranks that hold the
+    // same one, if there are any. It is called when the shard has its last contribution of the
+    // step, and runs under the backward of the units below.
     void start_over_replicas(size_t u, const Tensor& shard) {
         if (!last_ || zero_.every_micro_batch || !mesh_.has("replica")) return;
         over_replicas_[u] =

@@ -5,10 +5,10 @@
 //
 //                      node 0                         node 1
 //                 rank 0   rank 1                rank 2   rank 3
-//     shards       [ 0 ]    [ 1 ]                 [ 0 ]    [ 1 ]       S = 2: all of the model, twice
-//     dp             <-------->                     <-------->         gather, reduce-scatter: inside
-//     replica        |         \____________________|__________/       all-reduce of a shard's sum:
-//                    \______________________________/                  across
+//     shards       [ 0 ]    [ 1 ]                 [ 0 ]    [ 1 ]     S = 2: the model, twice
+//     dp             <-------->                     <-------->       gather, reduce-scatter
+//     replica        |         \____________________|__________/     all-reduce of a shard's sum
+//                    \______________________________/
 //
 // The price is memory: what is sharded is divided by S, not by n. A rank of stage 3 sends, in
 // elements for Psi parameters, R = n / S groups and A micro-batches

@@ -63,7 +63,7 @@ inline void print_by_ranks(const Link& link) {
     }
 }
 
-// Where the tree's time divided by the ring's becomes 1, interpolated between two sizes; 0: nowhere.
+// The size at which the tree's time divided by the ring's becomes 1, interpolated; 0: none.
 inline double measured_crossing(const std::vector<std::pair<double, double>>& ratio_by_size) {
     for (size_t i = 1; i < ratio_by_size.size(); ++i) {
         const auto [small, low] = ratio_by_size[i - 1];

@@ -28,7 +28,7 @@ struct Plan {
     std::array<PlanAxis, 5> order = {PlanAxis::tp, PlanAxis::cp, PlanAxis::ep, PlanAxis::dp,
                                      PlanAxis::pp};
 
-    // Ranks of dp that share a set of ZeRO's shards (--shard-size), and how many such sets there are.
+    // Ranks of dp that share a set of ZeRO's shards (--shard-size), and how many such sets exist.
     int64_t sharing() const { return states.shard_size > 0 ? states.shard_size : dp; }
     int64_t replicas() const { return dp / sharing(); }
     int64_t ranks() const { return dp * tp * cp * ep * pp; }
