@@ -171,7 +171,7 @@ BACKEND_SOURCES := %.cu common/cpu/% common/cuda/% common/comm/nccl/% common/emu
                    $(if $(filter simt,$(BACKEND)),tests/%)
 MPI_SOURCES := common/comm/%.cpp common/cpu/comm.cpp tests/faults/%.cpp \
                $(patsubst %,tests/ranks/%_test.cpp,card_bytes comm comm_mailbox comm_sent \
-                 comm_split comm_symmetric ring_all_reduce slow_links)
+                 comm_split comm_symmetric ring_all_reduce slow_links tree_all_reduce)
 OF_MPI    := $(if $(filter openmpi,$(MPI)),$(MPI_SOURCES),none)
 OF_CPU    := $(if $(filter simt,$(BACKEND)),common/cpu/% common/emulator/%.cpp)
 SHARED    := $(if $(SANITIZE),$(OF_BACKEND),build)

@@ -55,6 +55,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -153,17 +154,29 @@ protected:
     // the last backward. This does what sum_over_replica_groups() of train/gradients.h does, but on
     // shards. This chapter alone has no such gradients; with tensor parallelism (03) those of the
     // norms are, and those of key-value heads that several ranks hold.
-    void sum_over_replica_groups(const std::vector<Tensor>& shards) const {
+    void sum_over_replica_groups(const std::vector<Tensor>& shards) {
         for (size_t u = 0; u < shards.size(); ++u)
             sum_over_replica_groups(u, shards[u], shard_of(u));
     }
-    void sum_over_replica_groups(size_t u, const Tensor& gradients, const Range& range) const {
+    void sum_over_replica_groups(size_t u, const Tensor& gradients, const Range& range) {
         const TraceName name = name_of(u);
         const std::vector<std::string> of_all = layout_.replica_groups(u);
+        const bool under_way = over_replicas_.contains(u);
+        if (under_way) over_replicas_.at(u).wait(), over_replicas_.erase(u);
         for (const auto& [parameter, begin, at] : layout_.pieces(u, range))
             for (const std::string& group : FlatLayout::besides(of_all, *parameter))
                 mesh_.group(group).all_reduce(gradients.slice(at.begin, at.end));
-        for (const std::string& group : of_all) mesh_.group(group).all_reduce(gradients);
+        for (const std::string& group : of_all)
+            if (!under_way || group != "replica") mesh_.group(group).all_reduce(gradients);
+    }
+
+    // Starts one of these sums early (7_hybrid.h): that of a shard over the ranks that hold the
+    // same one, if there are any. It is called when the shard has its last contribution of the
+    // step, and runs under the backward of the units below.
+    void start_over_replicas(size_t u, const Tensor& shard) {
+        if (!last_ || zero_.every_micro_batch || !mesh_.has("replica")) return;
+        over_replicas_[u] =
+            mesh_.group("replica").all_reduce(shard, Reduce::sum, communication_stream());
     }
 
     // ---- This rank's shards (stages 1 to 3) ----------------------------------------------------
@@ -214,9 +227,10 @@ protected:
     ZeroOptions zero_;
     FlatLayout layout_;
     std::vector<Tensor> value_shards_, grad_shards_;  // of each unit: (shard)
-    std::vector<AdamW> optimizers_;    // one in stage 0, else one for each unit's shard
-    std::vector<Work> gathers_;        // of each unit's parameters
-    bool first_ = true, last_ = true;  // whether it is the step's first or last micro-batch
+    std::vector<AdamW> optimizers_;         // one in stage 0, else one for each unit's shard
+    std::vector<Work> gathers_;             // of each unit's parameters
+    std::map<size_t, Work> over_replicas_;  // sums under way
+    bool first_ = true, last_ = true;       // whether it is the step's first or last micro-batch
 
 private:
     std::vector<size_t> complete_;  // of each unit

@@ -48,6 +48,7 @@ public:
         const Tensor unit = unit_slice(grads_, u);
         reductions_.push_back(ranks_of(u).reduce_scatter(my_shard(u, unit), unit, Reduce::sum,
                                                          communication_stream()));
+        start_over_replicas(u, my_shard(u, unit));
     }
     void wait_for_gradients() override {
         if (last_) parameters_.check_complete();

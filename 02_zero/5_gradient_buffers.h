@@ -81,6 +81,7 @@ public:
         bool add;      // whether `sum` must still be added to the shard
         Work work;
         std::function<void()> arrived = {};  // makes the sum of what has come (8_narrow.h)
+        std::function<void()> then = {};     // called when it is in the shard
     };
     Reduction take(size_t u) {
         for (const FlatUnit::Segment& segment : (*layout_)[u].segments)
@@ -113,6 +114,7 @@ public:
             oldest.work.wait();
             if (oldest.arrived) oldest.arrived();
             if (oldest.add) ops::add(shards_[oldest.unit], oldest.sum);
+            if (oldest.then) oldest.then();
             under_way_.erase(under_way_.begin());
         }
     }

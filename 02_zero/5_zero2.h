@@ -58,6 +58,7 @@ protected:
         const TraceName name = name_of(u);
         GradientBuffers::Reduction r = buffers_.take(u);
         start_sum(r);
+        r.then = [this, u] { start_over_replicas(u, grad_shards_[u]); };
         buffers_.under_way(std::move(r));
     }
     // Starts to sum a unit's gradient over its ranks, of which each receives its shard.

@@ -8,7 +8,9 @@
 #include "4_zero1.h"
 #include "5_zero2.h"
 #include "6_zero3.h"
+#include "7_hybrid.h"
 #include "7_offload.h"
+#include "7_secondary.h"
 #include "8_narrow.h"
 #include "9_every_micro_batch.h"
 
@@ -37,6 +39,7 @@ inline std::unique_ptr<Updater> make_zero(ParameterList& p, const std::vector<co
             if (narrow_sums) return make_stage<NarrowSums<Zero2>>(zero, p, u, m, o);
             return make_stage<Zero2>(zero, p, u, m, o);
         default:
+            if (zero.secondary_shard > 0) return make_stage<SecondaryShards>(zero, p, u, m, o);
             if (zero.gathers != Sent::plain) return make_stage<NarrowGathers>(zero, p, u, m, o);
             if (narrow_sums) return make_stage<NarrowSums<Zero3>>(zero, p, u, m, o);
             return make_stage<Zero3>(zero, p, u, m, o);

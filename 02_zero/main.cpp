@@ -35,7 +35,7 @@ void train_step(Step& step, Llama& model, Updater& zero) {
 // communication from their predictions.
 bool train(const Options& options, const ZeroOptions& zero, const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
-    const Mesh mesh(ranks, {{"dp", ranks.size()}});
+    const Mesh mesh(ranks, data_axes(ranks.size(), zero));
     Run run("02_zero", options, shape,
             {.micro_batch = options.micro_batch, .count = ranks.size(), .replica = ranks.rank()});
 
@@ -44,6 +44,7 @@ bool train(const Options& options, const ZeroOptions& zero, const StepShape& sha
     if (zero.offload_activations)
         factories.checkpoint = inputs.emplace(shape.config.layers).checkpoints();
     Llama model(shape.config, shape.model, factories, Stage::whole(shape.config));
+    sum_over_replicas(model.parameters(), mesh);
     const Prediction predicted = predict(model, zero, shape, options.grad_accum, mesh);
     check_fits_everywhere(predicted.memory, memory_limit(), what_needs_less(options, zero));
     const std::unique_ptr<Updater> updater = make_zero(model, mesh, options, zero);

@@ -14,6 +14,8 @@ struct ZeroOptions {
     int stage = 1;
     bool plain = false;  // stage 1 as 1_plain.h has it
     GatherOverlap gather_overlap = GatherOverlap::forward;
+    int shard_size = 0;          // ranks that share a set of shards; 0: all (7_hybrid.h)
+    int secondary_shard = 0;     // of stage 3: ranks with a second set of shards (7_secondary.h)
     int64_t prefetch = 1;        // of stage 3, in units
     bool keep_gathered = false;  // stage 3: gather a unit's parameters once a step
     Cut cut = Cut::unit;         // stage 3: the layout's, or the whole model as one flat tensor

@@ -28,7 +28,8 @@ public:
           options_(options),
           ep_(mesh.group("ep")),
           all_(shared.all ? *shared.all : mesh.group({"dp", "ep"})),
-          balance_(config, options, accumulated * mesh.group({"dp", "ep"}).size(), shared),
+          balance_(config, options, accumulated * mesh.group({"replica", "dp", "ep"}).size(),
+                   shared),
           blocks_(
               std::make_shared<RowsByExpert>(std::vector<int32_t>(size_t(config.experts.count), 1),
                                              ep_.size(), config.experts.count / ep_.size())) {

@@ -37,6 +37,7 @@ using namespace mixed_precision;
 
 struct Axes {
     int dp = 0, tp = 1, cp = 1, ep = 1, pp = 1;  // dp 0: all ranks that are left
+    int shard_size = 0;  // ranks of dp that share a set of ZeRO's shards (02); 0: all
     std::vector<std::string> order = {"tp", "cp", "ep", "dp", "pp"};  // neighbours first
 
     static int Axes::*named(const std::string& axis) {

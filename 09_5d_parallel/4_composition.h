@@ -25,6 +25,16 @@
 
 namespace ultrascale::five_d {
 
+// The grid's axes, outermost first. With --shard-size dp is two of them.
+inline std::vector<Mesh::Axis> mesh_axes(const Techniques& t) {
+    std::vector<Mesh::Axis> all;
+    for (const Mesh::Axis& axis : t.axes.outermost_first())
+        for (const Mesh::Axis& part :
+             axis.name == "dp" ? data_axes(axis.size, t.zero) : std::vector<Mesh::Axis>{axis})
+            all.push_back(part);
+    return all;
+}
+
 class Composition {
 public:
     // All ranks of `world` call it, and `world` must outlive it. Parameters are described, but have
@@ -33,7 +43,7 @@ public:
                 const Communicator& world = Communicator::world())
         : shape(step_shape),
           techniques(chosen),
-          mesh(world, chosen.axes.outermost_first()),
+          mesh(world, mesh_axes(chosen)),
           schedule(chosen.make_schedule(int(options.grad_accum))),
           stages(cut(shape, schedule.stages, chosen.split)),
           tensor(shape.config, chosen.tensor, mesh),
@@ -54,6 +64,7 @@ public:
         executor.kernels_loaded = [this] {
             if (experts) experts->balance().begin_step();
         };
+        sum_over_replicas(own.parameters(), mesh);
         if (chosen.zero.stage == 0)
             updates = std::make_unique<Buckets>(own.parameters(), mesh, options, bucket_elements());
         else
@@ -64,7 +75,7 @@ public:
     // Which samples this rank trains on, and which part of each sequence.
     DataSlice data_slice() const {
         // exercise 09.2 begin: which ranks have samples of their own? and which a part of each
-        const Communicator& replicas = mesh.group({"dp", "ep"});
+        const Communicator& replicas = mesh.group({"replica", "dp", "ep"});
         DataSlice slice{
             .micro_batch = shape.micro_batch, .count = replicas.size(), .replica = replicas.rank()};
         if (context.options().cp > 1)
@@ -85,7 +96,9 @@ public:
     }
     const Communicator& pp() const { return mesh.group("pp"); }
     // The ranks whose losses add up. The ranks along tp have the same loss, so it counts once.
-    const Communicator& loss_group() const { return mesh.group({"pp", "dp", "ep", "cp"}); }
+    const Communicator& loss_group() const {
+        return mesh.group({"pp", "replica", "dp", "ep", "cp"});
+    }
 
     const StepShape shape;
     const Techniques techniques;
@@ -126,7 +139,7 @@ private:
         const Communicator& ranks = rows ? mesh.group({"cp", "tp"}) : mesh.group("cp");
         if (ranks.size() == 1) return {.all = &loss_group()};
         SharedTokens shared{.ranks = &ranks};
-        shared.all = rows ? &mesh.group({"pp", "dp", "ep", "cp", "tp"}) : &loss_group();
+        shared.all = rows ? &mesh.group({"pp", "replica", "dp", "ep", "cp", "tp"}) : &loss_group();
         shared.tokens = [this, rows](int64_t count) {
             std::vector<TokenRange> token_ranges{{0, 0, count}}, all;
             if (rows) token_ranges = tensor.tokens(count);

@@ -46,10 +46,12 @@ row 4 01_data_parallel "all-reduce after backward" --sync naive --micro-batch 2
 row 4 01_data_parallel "  during backward" --sync overlap --micro-batch 2
 row 4 01_data_parallel "  in buckets of 1 MiB" --sync bucket --bucket-mb 1 --micro-batch 2
 row 4 01_data_parallel "  our own ring" --sync ring --micro-batch 2
+row 4 01_data_parallel "  our own double tree" --sync tree --micro-batch 2
 row 4 02_zero "stage 0: nothing sharded" --stage 0 --micro-batch 2
 row 4 02_zero "stage 1: optimizer states" --stage 1 --micro-batch 2
 row 4 02_zero "stage 2: gradients too" --stage 2 --micro-batch 2
 row 4 02_zero "stage 3: parameters too" --stage 3 --micro-batch 2
+row 4 02_zero "  shards on 2 ranks each" --stage 3 --shard-size 2 --micro-batch 2
 row 4 03_tensor_parallel "a layer on 4 ranks"
 row 4 03_tensor_parallel "  norms on 1/4 of tokens" --sequence-parallel
 row 4 03_tensor_parallel "  GEMMs in 2 chunks" --sequence-parallel --overlap chunk

@@ -134,6 +134,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     measure(fmt::format("bucket, {:.4g} MiB", sync.bucket_mb), SyncKind::bucket);
     measure("ring", SyncKind::ring);
     measure("ring, both ways", SyncKind::ring, RingDirections::both);
+    measure(fmt::format("tree, {}", format_count(sync.tree_chunks, "chunk")), SyncKind::tree);
     if (nodes_pretended)
         measure(fmt::format("hierarchical, nodes of {}", sync.nodes.ranks), SyncKind::hierarchical);
     if (draws(options.svg) && n > 1) timelines.draw(options.svg);

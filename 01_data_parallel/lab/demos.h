@@ -9,6 +9,7 @@
 #include "pictures.h"
 #include "planet_demo.h"
 #include "train/run.h"
+#include "tree_demo.h"
 
 namespace ultrascale::data_parallel {
 
@@ -30,7 +31,10 @@ inline bool run_demo(const Options& options, const Chapter& chapter) {
         demo_planet(options, parse_planet(chapter.planet));
     } else {
         const Link link{chapter.hop_gbps * 1e9 / 8, chapter.hop_us * 1e-6};
-        demo_ring_latency(options, world, link, chapter.largest_bytes());
+        if (chapter.demo == "tree")
+            demo_tree(options, world, link);
+        else
+            demo_ring_latency(options, world, link, chapter.largest_bytes());
     }
     return true;
 }

@@ -20,6 +20,7 @@ struct Chapter {
                         {"overlap", SyncKind::overlap},
                         {"bucket", SyncKind::bucket},
                         {"ring", SyncKind::ring},
+                        {"tree", SyncKind::tree},
                         {"hierarchical", SyncKind::hierarchical},
                         {"diloco", SyncKind::diloco}},
                        "How gradients are summed; diloco communicates weights instead");
@@ -48,6 +49,12 @@ struct Chapter {
                     {{"one", RingDirections::one}, {"both", RingDirections::both}},
                     "With --sync ring: send everything in one direction, or half in each")
             .only_if([this] { return sync.kind == SyncKind::ring; }, "it is for --sync ring");
+        options
+            .add("--tree-chunks", sync.tree_chunks,
+                 "With --sync tree: chunks into which each tree's half is cut")
+            .between(1, 1e6)
+            .only_if(with({SyncKind::tree}), "it is for --sync tree")
+            .show_default();
         options
             .choice("--no-sync", no_sync, {{"on", true}, {"off", false}},
                     "With --grad-accum: communicate after the last micro-batch only (on) or after "
@@ -79,17 +86,22 @@ struct Chapter {
             .excludes(training_outputs)
             .excludes({"--sync", "--grad-accum", "--no-sync", "--estimate", "--cuda-graph"});
         options
-            .add("--demo", demo,
-                 "collectives: what each one does; bandwidth: how fast they are; latency: a ring's "
-                 "hops on up to 1,024 ranks; planet: data centres that are far apart")
-            .one_of({"collectives", "bandwidth", "latency", "planet"})
+            .add(
+                "--demo", demo,
+                "collectives: what each one does; bandwidth: how fast they are; latency: a ring's "
+                "hops on up to 1,024 ranks; tree: a ring beside a double binary tree; planet: data "
+                "centres that are far apart")
+            .one_of({"collectives", "bandwidth", "latency", "tree", "planet"})
             .excludes(training_outputs)
             .excludes({"--sync", "--compare", "--estimate", "--cuda-graph"})
             .reads({"--json", "--html", "--planet"}, "it is a formula",
                    [this] { return demo == "planet"; })
             .reads({"--json", "--html", "--svg", "--largest-mib", "--hop-us", "--hop-gbps",
                     "--node-size", "--inter-gbps", "--copy-engines", "--device-memory"},
-                   "it is about the links", [this] { return demo != "planet"; });
+                   "it is about the links", [this] { return demo != "planet" && demo != "tree"; })
+            .reads(
+                {"--json", "--html", "--hop-us", "--hop-gbps", "--copy-engines", "--device-memory"},
+                "it pretends links of its own", [this] { return demo == "tree"; });
         options
             .add("--largest-mib", largest_mib,
                  "With --demo bandwidth and latency: size of the largest message in MiB. Default: "
@@ -97,17 +109,18 @@ struct Chapter {
             .between(1e-3, 1e5)
             .only_if([this] { return demo == "bandwidth" || demo == "latency"; },
                      "it is for --demo bandwidth and latency");
-        const auto latency_demo = [this] { return demo == "latency"; };
+        const auto latency_demo = [this] { return demo == "latency" || demo == "tree"; };
         options
-            .add("--hop-us", hop_us, "With --demo latency: what a hop takes in the formula, in us")
+            .add("--hop-us", hop_us,
+                 "With --demo latency and tree: what a hop takes in the formula, in us")
             .between(0, 1e6)
-            .only_if(latency_demo, "it is for --demo latency")
+            .only_if(latency_demo, "it is for --demo latency and tree")
             .show_default();
         options
             .add("--hop-gbps", hop_gbps,
-                 "With --demo latency: a link's rate in the formula, in Gbit/s")
+                 "With --demo latency and tree: a link's rate in the formula, in Gbit/s")
             .between(1e-3, 1e6)
-            .only_if(latency_demo, "it is for --demo latency")
+            .only_if(latency_demo, "it is for --demo latency and tree")
             .show_default();
         options
             .add("--planet", planet,

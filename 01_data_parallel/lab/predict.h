@@ -4,6 +4,8 @@
 //     bucket              one a bucket                          Psi
 //     reduce_dtype        the same in another dtype             Psi; they are held, too
 //     ring                2(n-1) sends of Psi/n                 2(n-1)/n Psi; one chunk is held
+//     tree                k + 2 log2 n - 1 steps with k chunks  Psi/2 to each neighbour in a tree;
+//                                                               a chunk for each is held
 //     hierarchical        reduce-scatter and all-gather inside  Psi each
 //                         all-reduce across                     Psi/R with R ranks a node
 //     diloco              an all-reduce in H steps              Psi in fp32; theta and m are held
@@ -42,6 +44,33 @@ inline void add_ring(Prediction& prediction, const RingSync& sync, const Communi
     for (const int64_t share : ring_shares(parameters, sync.directions()))
         prediction.memory.peak_communication +=
             longest_part(share, ranks.size()) * dtype_bytes(gradients);
+}
+
+// A double binary tree's all-reduce: every rank makes a call a step, and sends half of the elements
+// to each neighbour in each tree.
+inline PredictedCommunication::Kind predict_tree_all_reduce(int64_t count, DType dtype, int rank,
+                                                            int n, int64_t chunks) {
+    if (n == 1) return {};
+    const std::vector<TreePlace> places = tree_places(rank, n);
+    const int64_t half = part_begin(count, 1, 2),
+                  elements = half * int64_t(places[0].neighbours()) +
+                             (count - half) * int64_t(places[1].neighbours()),
+                  bytes = elements * dtype_bytes(dtype);
+    return {.calls = chunks + 2 * tree_depth(n) - 1, .bytes = bytes, .sent = double(bytes)};
+}
+
+inline void add_tree(Prediction& prediction, const TreeSync& sync, const Communicator& ranks,
+                     int64_t parameters, DType gradients) {
+    if (ranks.size() == 1) return;
+    prediction.communication.add(
+        ranks, Collective::send_recv,
+        predict_tree_all_reduce(parameters, gradients, ranks.rank(), ranks.size(), sync.chunks()));
+    const std::vector<TreePlace> places = tree_places(ranks.rank(), ranks.size());
+    const int64_t half = part_begin(parameters, 1, 2);
+    for (int t : {0, 1})
+        prediction.memory.peak_communication +=
+            int64_t(places[size_t(t)].neighbours()) * dtype_bytes(gradients) *
+            longest_part(t == 0 ? half : parameters - half, sync.chunks());
 }
 
 inline void add_buckets(Prediction& prediction, const BucketSync& sync, DType wire, bool copied) {
@@ -83,6 +112,8 @@ inline void add_sums(Prediction& prediction, const GradientSync& sync,
         add_buckets(prediction, *buckets, gradients, false);
     else if (const auto* ring = dynamic_cast<const RingSync*>(&sync))
         add_ring(prediction, *ring, ranks, parameters.local_numel(), gradients);
+    else if (const auto* tree = dynamic_cast<const TreeSync*>(&sync))
+        add_tree(prediction, *tree, ranks, parameters.local_numel(), gradients);
     else if (!dynamic_cast<const NoSync*>(&sync))
         for (const auto& parameter : parameters)
             prediction.communication.add(data_group(mesh, *parameter), Collective::all_reduce, 1,

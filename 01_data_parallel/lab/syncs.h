@@ -5,6 +5,7 @@
 
 #include "../2_overlap.h"
 #include "../6_ring_all_reduce.h"
+#include "../6_tree_all_reduce.h"
 #include "../7_hierarchical.h"
 #include "../8_reduce_dtype.h"
 #include "../9_diloco.h"
@@ -12,13 +13,14 @@
 namespace ultrascale::data_parallel {
 
 enum class ReduceDtype { as_gradients, fp32, bf16 };
-enum class SyncKind { naive, overlap, bucket, ring, hierarchical, diloco };
+enum class SyncKind { naive, overlap, bucket, ring, tree, hierarchical, diloco };
 
 struct SyncOptions {
     SyncKind kind = SyncKind::bucket;
     double bucket_mb = 25;  // MiB, PyTorch's default
     ReduceDtype reduce_dtype = ReduceDtype::as_gradients;
     RingDirections ring_directions = RingDirections::one;
+    int64_t tree_chunks = 32;    // of each half
     Nodes nodes = {.ranks = 1};  // hierarchical's
     DiLoCoOptions diloco;
 
@@ -51,6 +53,8 @@ inline std::unique_ptr<GradientSync> make_sync(const SyncOptions& options,
             return std::make_unique<BucketSync>(parameters, mesh, full);
         case SyncKind::ring:
             return std::make_unique<RingSync>(parameters, mesh, options.ring_directions);
+        case SyncKind::tree:
+            return std::make_unique<TreeSync>(parameters, mesh, options.tree_chunks);
         case SyncKind::hierarchical:
             return std::make_unique<HierarchicalSync>(parameters, mesh, full, options.nodes);
         case SyncKind::diloco: return std::make_unique<NoSync>(parameters, mesh);
@@ -70,6 +74,8 @@ inline std::string describe(const SyncOptions& options, bool every_micro_batch) 
         fmt::format("ring: our own ring all-reduce, {} way{}, after the backward",
                     options.ring_directions == RingDirections::one ? "one" : "both",
                     options.ring_directions == RingDirections::one ? "" : "s"),
+        fmt::format("tree: our own double binary tree, {} a half, after the backward",
+                    format_count(options.tree_chunks, "chunk")),
         fmt::format("hierarchical: buckets of {:.4g} MiB, inside nodes of {} and across",
                     options.bucket_mb, options.nodes.ranks),
         fmt::format("diloco: weights every {}, outer lr {:.4g}, momentum {:.4g}",

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../9_stages.h"
+#include "comm/nodes.h"
 #include "lab/measure/measure.h"
 #include "picture.h"
 #include "predict.h"
@@ -21,6 +22,7 @@ struct Variant {
 inline std::vector<Variant> variants_of(const ZeroOptions& given) {
     ZeroOptions plain = given;
     plain.offload = plain.keep_gathered = false, plain.cut = Cut::unit;
+    plain.shard_size = plain.secondary_shard = 0;
     std::vector<Variant> variants;
     const auto add = [&](int stage, const char* what, bool offload, bool keep, Cut cut) {
         plain.stage = stage, plain.offload = offload, plain.keep_gathered = keep, plain.cut = cut;
@@ -37,7 +39,29 @@ inline std::vector<Variant> variants_of(const ZeroOptions& given) {
     if (given.cut == Cut::model) add(3, " one", false, false, Cut::model);
     for (int stage = 1; given.offload && stage <= 3; ++stage)
         add(stage, " host", true, false, Cut::unit);
+    if (given.shard_size > 0) plain.shard_size = given.shard_size;
+    for (int stage = 1; given.shard_size > 0 && stage <= 3; ++stage)
+        add(stage, fmt::format(" of {}", given.shard_size).c_str(), false, false, Cut::unit);
+    plain.shard_size = 0, plain.secondary_shard = given.secondary_shard;
+    if (given.secondary_shard > 0) add(3, " 2nd", false, false, Cut::unit);
     return variants;
+}
+
+// The bytes that this rank's card sends to other nodes in calls with these counts, by the formulas
+// of comm/nodes.h, of N ranks.
+inline double bytes_across(const CommunicationCounts& counts, int N, const ZeroOptions& zero,
+                           const Nodes& nodes) {
+    const int S = zero.shard_size > 0 ? zero.shard_size : N;
+    double bytes = 0;
+    for (const auto& [group, kinds] : counts.groups) {
+        const Spread spread = S < N && group == "dp" ? nodes.spread(S, 1)
+                              : group == "replica"   ? nodes.spread(N / S, S)
+                              : group == "secondary" ? nodes.spread(zero.secondary_shard, 1)
+                                                     : nodes.spread(N, 1);
+        for (size_t k = 0; k < collective_kinds; ++k)
+            bytes += bytes_over_card(Collective(k), double(kinds[k].bytes), spread, nodes.crossing);
+    }
+    return bytes;
 }
 
 // All ranks call it; rank 0 prints. Returns false if, on any rank, a stage's memory or
@@ -46,7 +70,6 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
                            const StepShape& shape,
                            const std::function<void(Step&, Llama&, Updater&)>& train_step) {
     const Communicator& ranks = Communicator::world();
-    const Mesh mesh(ranks, {{"dp", ranks.size()}});
     const int64_t B = options.micro_batch, N = ranks.size(), A = options.grad_accum;
     const DataSlice slice{.micro_batch = B, .count = N, .replica = ranks.rank()};
     const int64_t sequences = sequences_of_step(options, N);
@@ -58,6 +81,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
     {  // the first variant needs most memory
         const ZeroOptions& stage0 = variants.front().zero;
         const Llama model(shape.config, shape.model);
+        const Mesh mesh(ranks, {{"dp", ranks.size()}});
         check_fits(
             predict(model, stage0, shape, A, mesh).memory, memory_limit(),
             "--compare runs stage 0, too; a smaller --micro-batch or --recompute full needs less");
@@ -71,11 +95,15 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
                       "x Psi"));
     std::vector<std::string> times = {
         fmt::format("  {:<6} {:>10} {:>10} {:>10}", "stage", "step ms", "comm. ms", "exposed")};
+    const Nodes nodes = current_nodes();
+    if (nodes.ranks > 0) times.front() += fmt::format(" {:>13}", "across nodes");
     Report report("02_zero", options, shape, 0);
     StagesPicture picture;
     bool ok = true;
     for (const auto& [name, zero_options] : variants) {
+        const Mesh mesh(ranks, data_axes(ranks.size(), zero_options));
         Llama model(shape.config, shape.model);
+        sum_over_replicas(model.parameters(), mesh);
         const std::unique_ptr<Updater> zero = make_zero(model, mesh, options, zero_options);
         zero->start();
         const Measured m = measure(
@@ -110,10 +138,14 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         times.push_back(fmt::format("  {:<6} {:>10.2f} {:>10.2f} {:>10.2f}", name,
                                     m.step_seconds * 1e3, m.communication_seconds * 1e3,
                                     m.exposed_seconds * 1e3));
+        const double across = bytes_across(m.counts, int(N), zero_options, nodes) / double(m.steps);
+        if (nodes.ranks > 0) times.back() += fmt::format(" {:>13}", format_bytes(across));
         report.row({{"stage", zero_options.stage},
                     {"plain", zero_options.plain},
                     {"offload", zero_options.offload},
                     {"keep_gathered", zero_options.keep_gathered},
+                    {"shard_size", zero_options.shard_size},
+                    {"secondary_shard", zero_options.secondary_shard},
                     {"cut", zero_options.cut == Cut::model ? "model" : "unit"},
                     {"parameter_bytes", held[int(Memory::parameter)]},
                     {"gradient_bytes", held[int(Memory::gradient)]},
@@ -122,6 +154,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
                     {"gathered_bytes", gathered},
                     {"sent_bytes", m.sent_bytes},
                     {"sent_psi", psis},
+                    {"across_bytes", across},
                     {"step_ms", m.step_seconds * 1e3},
                     {"communication_ms", m.communication_seconds * 1e3},
                     {"exposed_ms", m.exposed_seconds * 1e3},

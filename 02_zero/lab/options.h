@@ -1,6 +1,7 @@
 // The chapter's options, and which of them exclude each other.
 #pragma once
 
+#include "../7_hybrid.h"
 #include "lab/options/cli.h"
 #include "shared_options.h"
 
@@ -28,6 +29,17 @@ struct Chapter {
             .only_if([this] { return !compare; }, "--compare has a row for it");
         ultrascale::zero::add_options(options, zero, compare);
         options
+            .add("--secondary-shard", zero.secondary_shard,
+                 "With stage 3: neighbouring ranks that share a second set of the parameters' "
+                 "shards, from which all gathers of a step but a unit's first one come")
+            .between(2, 1 << 20)
+            .only_if([this] { return compare || zero.stage == 3; }, "it is for stage 3")
+            .only_if([this] { return compare || !zero.keep_gathered; },
+                     "--keep-gathered on gathers once a step")
+            .only_if([this] { return compare || zero.shard_size == 0; },
+                     "--shard-size keeps all gathers among these ranks")
+            .excludes({"--gather-dtype"});
+        options
             .choice("--cut", zero.cut, {{"unit", Cut::unit}, {"model", Cut::model}},
                     "With stage 3: what is gathered and reduced at a time, a unit or all")
             .only_if([this] { return compare || zero.stage == 3; }, "it is for stage 3");
@@ -50,7 +62,8 @@ struct Chapter {
         options
             .flag("--compare", compare,
                   "Train with each stage in turn and print one table; with --offload optimizer, "
-                  "--keep-gathered on or --cut model, rows for these, too")
+                  "--shard-size, --secondary-shard, --keep-gathered on or --cut model, rows for "
+                  "these")
             .excludes(training_outputs)
             .excludes({"--estimate"});
         options
@@ -68,6 +81,11 @@ struct Chapter {
     }
 
     void check(const Options& options) {
+        const int ranks = Communicator::world().size();
+        if (demo.empty()) check_shard_size(zero, ranks);
+        if (zero.secondary_shard > 0 && ranks % zero.secondary_shard != 0)
+            user_error("--secondary-shard {}: it must divide the {}", zero.secondary_shard,
+                       format_count(ranks, "rank"));
         if (!demo.empty()) options.refuse_figures("--demo " + demo);
         if (!options.svg.empty() && !compare)
             user_error("--svg has no effect: the picture is of --compare");

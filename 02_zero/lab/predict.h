@@ -60,6 +60,8 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
     const int64_t states =
         (zero.stage >= 1 ? owned : parameters_of(layout)) * optimizer_bytes(shape.model.dtype);
     m.parameters += (zero.stage == 3 ? shard : whole) * value_bytes;
+    const int S = zero.secondary_shard;
+    if (S > 0) m.parameters += whole / S * value_bytes;
     m.gradients += (zero.stage >= 2 ? shard : whole) * grad_bytes;
     if (zero.every_micro_batch && zero.stage < 2)
         m.gradients += (zero.stage == 1 ? shard : whole) * grad_bytes;  // the separate sums
@@ -90,8 +92,13 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
         if (const Sent how = sent_among(zero.gathers, ranks.size());
             zero.stage == 3 && how != Sent::plain)
             add_narrow(Collective::all_gather, gathers, how);
-        else if (gathers > 0)
-            p.add(ranks, Collective::all_gather, gathers, gathers * padded * value_bytes);
+        else if (const int64_t of_all = S > 0 ? std::min<int64_t>(gathers, 1) : gathers;
+                 gathers > 0) {
+            p.add(ranks, Collective::all_gather, of_all, of_all * padded * value_bytes);
+            if (gathers > of_all)
+                p.add({"secondary", S}, Collective::all_gather, gathers - of_all,
+                      (gathers - of_all) * padded * value_bytes);
+        }
         const Range summed = zero.stage == 0 ? layout.whole(u) : layout.shard_of(u, ranks.rank());
         const std::vector<std::string> of_all = layout.replica_groups(u);
         for (const std::string& group : of_all)
@@ -122,7 +129,8 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
     // The norm of the shards is summed even over a single rank.
-    prediction.communication.add(mesh.world(), Collective::all_reduce, 1, 2 * sizeof(double));
+    prediction.communication.add(mesh.norm_group_of_shards(), Collective::all_reduce, 1,
+                                 2 * sizeof(double));
     prediction.communication.add_scalar_sum(mesh.world());  // the loss
     return prediction;
 }
@@ -147,6 +155,7 @@ inline VerifyBounds bounds_of(const ZeroOptions& zero, VerifyBounds bounds) {
 
 inline std::string what_needs_less(const Options& options, const ZeroOptions& zero) {
     std::string ways = "more ranks";
+    if (zero.shard_size > 0) ways = "a larger --shard-size, " + ways;
     if (zero.stage < 3) ways = "--stage 3, " + ways;
     if (options.recompute != Recompute::full) ways += ", --recompute full";
     if (options.micro_batch > 1) ways += ", a smaller --micro-batch";
@@ -160,6 +169,13 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
         if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
     };
     add(zero.plain, "all at once, and nothing overlaps");
+    const int sharing = zero.shard_size > 0 ? zero.shard_size : ranks;
+    const std::string copies =
+        fmt::format("{} of them hold copies", format_count(ranks / sharing, "group"));
+    add(sharing < ranks, copies.c_str());
+    const std::string later =
+        fmt::format("gathers but a step's first among {} ranks", zero.secondary_shard);
+    add(zero.secondary_shard > 0, later.c_str());
     add(zero.keep_gathered, "parameters are gathered once a step");
     add(zero.gathers == Sent::fp8, "parameters are gathered in fp8");
     add(zero.sums != Sent::plain,
@@ -169,15 +185,16 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
     return fmt::format("stage {}: {}{}{} sharded over {}{}", zero.stage,
                        zero.stage > 0 ? "optimizer states" : "",
                        zero.offload ? " (on the host)" : "", sharded[zero.stage],
-                       format_count(ranks, "rank"), more);
+                       format_count(sharing, "rank"), more);
 }
 
 // --estimate: nothing is allocated.
 inline void print_estimate(const Options& options, const ZeroOptions& zero_options,
                            const StepShape& shape) {
     const Communicator& ranks = Communicator::world();
-    const Mesh mesh(ranks, {{"dp", ranks.size()}});
+    const Mesh mesh(ranks, data_axes(ranks.size(), zero_options));
     Llama model(shape.config, shape.model);
+    sum_over_replicas(model.parameters(), mesh);
     Report report("02_zero", options, shape, 0);
     report.configuration(sequences_of_step(options, ranks.size()), "");
     report.technique("ZeRO", describe(zero_options, ranks.size()), {{"dp", ranks.size()}});

@@ -11,6 +11,11 @@
 
 namespace ultrascale::zero {
 
+// How many ranks share a set of shards.
+inline int ranks_of_a_set(const ZeroOptions& zero) {
+    return zero.shard_size > 0 ? zero.shard_size : Communicator::world().size();
+}
+
 // Prints the playbook's formula for Psi parameters on n ranks, in bf16 or in fp32 (k = 8: no master
 // weights), below what was measured.
 inline void print_formula(const ZeroOptions& zero, const StepShape& shape, int n) {
@@ -115,7 +120,7 @@ inline bool print_sections(Report& report, const Run& run, const Prediction& pre
                            const Occupancy& early, Updater& updater,
                            const std::optional<ActivationsOnHost>& inputs) {
     bool ok = report.memory(predicted);
-    if (report.full()) print_formula(zero, shape, Communicator::world().size());
+    if (report.full()) print_formula(zero, shape, ranks_of_a_set(zero));
     if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
     ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
     print_offload(report, updater);

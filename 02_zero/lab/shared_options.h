@@ -16,6 +16,13 @@ inline void add_options(OptionList& options, ZeroOptions& zero, const bool& comp
         .only_if([&] { return compare || zero.stage == 1 || zero.stage == 2; },
                  "it is for stages 1 and 2")
         .only_if([&] { return compare || !zero.plain; }, "--plain hides nothing");
+    options
+        .add("--shard-size", zero.shard_size,
+             "With stages 1 to 3: ranks that share a set of shards; other groups of as many hold "
+             "copies, and are sent only sums of shards. Default: all data-parallel ranks")
+        .between(2, 1 << 20)
+        .only_if([&] { return compare || zero.stage > 0; }, "stage 0 has no shards")
+        .only_if([&] { return compare || !zero.plain; }, "--plain shards over all ranks");
     options.add("--prefetch", zero.prefetch, "With stage 3: units gathered ahead")
         .between(0, 1000)
         .only_if([&] { return compare || zero.stage == 3; }, "it is for stage 3")

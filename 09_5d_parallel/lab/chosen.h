@@ -10,6 +10,7 @@ namespace ultrascale::five_d {
 // (the given `layout`, or the variant's own). Throws UserError if `ranks` cannot be divided so.
 inline void complete(Techniques& t, int ranks, const std::string& layout = "") {
     t.axes.complete(ranks);
+    t.axes.shard_size = t.zero.shard_size;
     t.tensor.tp = t.axes.tp, t.context.cp = t.axes.cp, t.experts.ep = t.axes.ep;
     if (t.axes.cp > 1) return context_parallel::complete(t.context, layout);
     t.context = {.cp = 1, .layout = Layout::contiguous};
@@ -22,6 +23,7 @@ inline std::string describe(const Techniques& t) {
         text += t.zero.stage == 0
                     ? "; gradients in buckets"
                     : fmt::format("; ZeRO-{}{}", t.zero.stage, t.zero.offload ? ", offloaded" : "");
+    if (t.zero.shard_size > 0) text += fmt::format(" over {} of dp", t.zero.shard_size);
     if (t.zero.gathers == Sent::fp8) text += ", gathered in fp8";
     if (t.zero.sums != Sent::plain)
         text += fmt::format(", summed in {}", t.zero.sums == Sent::fp8 ? "fp8" : "bf16");

@@ -74,6 +74,7 @@ inline void check_combination(const Options& options, const Techniques& t, const
     check_splits(shape.config, t.tensor, shape.micro_batch, shape.seq / t.axes.cp);
     check_shares(with_heads_of(shape, t.axes.tp, 0).config, t.context, shape.seq);
     check_sent(t.zero, shape.grad_dtype);
+    check_shard_size(t.zero, t.axes.dp);
     const int64_t E = shape.config.experts.count;
     if (E == 0 && t.axes.ep > 1)
         user_error("--ep {}: this model has no experts to share; --model nano-moe has", t.axes.ep);

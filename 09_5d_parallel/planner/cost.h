@@ -146,8 +146,12 @@ private:
     // also gathers for each, in both passes.
     double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
         const MemoryModel::Elements e = memory_.elements(plan, 0);
-        const Spread all = together(plan, {PlanAxis::dp, PlanAxis::cp, PlanAxis::ep}),
-                     expert_spread = together(plan, {PlanAxis::dp, PlanAxis::cp});
+        // The ranks that share a set of shards, and those that hold the same shard.
+        const Spread shared = hw_.nodes.spread(plan.sharing(), plan.stride(PlanAxis::dp)),
+                     copies = hw_.nodes.spread(plan.replicas(),
+                                               plan.stride(PlanAxis::dp) * plan.sharing()),
+                     all = together(plan, {PlanAxis::cp, PlanAxis::ep}, shared),
+                     expert_spread = together(plan, {PlanAxis::cp}, shared);
         const ZeroOptions& o = plan.states;
         const double m = double(plan.micro_batches),
                      layers =
@@ -186,21 +190,28 @@ private:
             return seconds(Collective::all_gather, width(gathers, shape_.model.dtype), others);
         };
         const double gather_seconds = gather(e.others);
+        const double others = plan.zero == 0 ? 1 : 1 / all.ranks,
+                     experts = plan.zero == 0 ? 1 : 1 / expert_spread.ranks,
+                     updated = e.others * others + e.experts * experts;
+        // Once a step, under the last backward.
+        const double over_copies =
+            layers * links.call(Collective::all_reduce,
+                                updated / layers * double(dtype_bytes(shape_.grad_dtype)), copies);
         if (plan.zero == 0) {
             step.data = seen(
                 seconds(Collective::all_reduce, double(dtype_bytes(shape_.grad_dtype)), e.others),
                 backward);
         } else if (plan.zero < 3) {
-            step.data =
-                (plan.zero == 2 ? m : 1) * seen(scatter, backward) + seen(gather_seconds, forward);
+            step.data = (plan.zero == 2 ? m - 1 : 0) * seen(scatter, backward) +
+                        seen(scatter + over_copies, backward) + seen(gather_seconds, forward);
         } else if (o.keep_gathered) {
-            step.data = seen(gather_seconds, forward) + m * seen(scatter, backward);
+            step.data = seen(gather_seconds, forward) + (m - 1) * seen(scatter, backward) +
+                        seen(scatter + over_copies, backward);
         } else {  // the head's weights are still there when its backward begins
-            step.data = m * (seen(gather_seconds, forward) +
-                             seen(gather(e.others - e.head) + scatter, backward));
+            const double both = gather(e.others - e.head) + scatter;
+            step.data = m * seen(gather_seconds, forward) + (m - 1) * seen(both, backward) +
+                        seen(both + over_copies, backward);
         }
-        const double others = plan.zero == 0 ? 1 : 1 / all.ranks,
-                     experts = plan.zero == 0 ? 1 : 1 / expert_spread.ranks;
         // Parameters that each rank of tp has whole get gradients from different tokens on each, so
         // these are summed once more, over tp.
         if (plan.tp > 1 && plan.tensor.sequence_parallel)
@@ -208,11 +219,11 @@ private:
                                              (e.whole * others + e.experts * experts) / layers *
                                                  double(dtype_bytes(shape_.grad_dtype)),
                                              together(plan, {PlanAxis::tp}));
-        return e.others * others + e.experts * experts;
+        return updated;
     }
-    // How the ranks along several axes together are spread over nodes.
-    Spread together(const Plan& plan, std::initializer_list<PlanAxis> axes) const {
-        Spread all{1, 1, 1};
+    // How the ranks along several axes together, and those of `all`, are spread over nodes.
+    Spread together(const Plan& plan, std::initializer_list<PlanAxis> axes,
+                    Spread all = {1, 1, 1}) const {
         for (const PlanAxis axis : axes) {
             const Spread one = hw_.nodes.spread(plan.size(axis), plan.stride(axis));
             all.ranks *= one.ranks, all.on_node *= one.on_node;

@@ -146,8 +146,8 @@ private:
         const double value = double(dtype_bytes(shape_.model.dtype)),
                      grad = double(dtype_bytes(shape_.grad_dtype)),
                      states = double(optimizer_bytes(shape_.model.dtype)),
-                     shard = e.others / double(plan.dp * plan.cp * plan.ep) +
-                             e.experts / double(plan.dp * plan.cp);
+                     shard = e.others / double(plan.sharing() * plan.cp * plan.ep) +
+                             e.experts / double(plan.sharing() * plan.cp);
         MemoryEstimate m;
         m.parameters = whole_bytes((plan.zero == 3 ? shard : e.all()) * value);
         m.gradients = whole_bytes((plan.zero >= 2 ? shard : e.all()) * grad);
@@ -171,7 +171,8 @@ private:
         if (plan.zero >= 2) {
             const double weight = plan.zero == 3 ? double(dtype_bytes(shape_.model.dtype)) : 0,
                          kept = plan.states.keep_gathered ? e.all() * weight : 0,
-                         whole = kept > 0 ? 0 : weight, ranks = double(plan.dp * plan.cp * plan.ep),
+                         whole = kept > 0 ? 0 : weight,
+                         ranks = double(plan.sharing() * plan.cp * plan.ep),
                          grad = double(dtype_bytes(shape_.grad_dtype)),
                          added = grad * (plan.micro_batches > 1 ? 1 + 1 / ranks : 1),
                          layer = e.largest_layer, head = e.head > 0 ? e.head : layer,

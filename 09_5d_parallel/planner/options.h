@@ -45,6 +45,7 @@ struct PlannerOptions {
                                               "--pp",
                                               "--order",
                                               "--zero",
+                                              "--shard-size",
                                               "--bucket-mb",
                                               "--schedule",
                                               "--chunks",

@@ -28,6 +28,9 @@ struct Plan {
     std::array<PlanAxis, 5> order = {PlanAxis::tp, PlanAxis::cp, PlanAxis::ep, PlanAxis::dp,
                                      PlanAxis::pp};
 
+    // Ranks of dp that share a set of ZeRO's shards (--shard-size), and how many such sets exist.
+    int64_t sharing() const { return states.shard_size > 0 ? states.shard_size : dp; }
+    int64_t replicas() const { return dp / sharing(); }
     int64_t ranks() const { return dp * tp * cp * ep * pp; }
     // Whether one micro-batch computes while another one's rows travel to experts (06).
     bool interleaves() const { return experts.overlap == ExpertOverlap::batches && ep > 1; }
@@ -93,6 +96,7 @@ inline std::string describe(const Plan& p) {
     if (text.empty()) text = "one rank";
     if (p.chunks > 1) text += fmt::format(" v {}", p.chunks);
     if (p.zero > 0) text += fmt::format(" ZeRO-{}", p.zero);
+    if (p.replicas() > 1) text += fmt::format(" of {}", p.sharing());
     if (p.recompute == Recompute::full) text += " recompute";
     return text;
 }

@@ -99,6 +99,8 @@ inline std::string why_not(const PlanFor& f, const Plan& p) {
     if (p.pp * p.chunks > c.layers)
         return fmt::format("pp {} with {} chunks: the model has only {}", p.pp, p.chunks,
                            format_count(c.layers, "layer"));
+    if (p.dp % p.sharing() != 0)
+        return fmt::format("dp {}: --shard-size {} must divide it", p.dp, p.sharing());
     if (p.chunks > 1 && p.pp == 1)
         return fmt::format("{} chunks: only a pipeline has them", p.chunks);
     if (p.chunks > 1 && p.micro_batches % p.pp != 0)
@@ -257,7 +259,9 @@ private:
                     continue;
                 }
                 // If there is no rank to share with, ZeRO has nothing to shard.
-                for (plan.zero = 0; plan.zero <= (shards ? 3 : fixed.zero.value_or(0)); ++plan.zero)
+                // Without shards there is no --shard-size.
+                for (plan.zero = plan.states.shard_size > 0;
+                     plan.zero <= (shards ? 3 : fixed.zero.value_or(0)); ++plan.zero)
                     for (const Recompute recompute : {Recompute::none, Recompute::full}) {
                         plan.recompute = recompute;
                         if (fixed.allows(plan))

@@ -8,12 +8,16 @@ namespace ultrascale::five_d {
 
 // Returns how the group of this name, with so many ranks, is spread over nodes.
 inline Spread spread_of(const std::string& group, int ranks, const Axes& axes, const Nodes& nodes) {
+    const int S = axes.shard_size > 0 ? axes.shard_size : axes.dp;
     const auto along = [&](const std::string& axis) {
-        return nodes.spread(axes.size(axis), axes.stride(axis));
+        if (axis == "replica") return nodes.spread(axes.dp / S, axes.stride("dp") * S);
+        return nodes.spread(axis == "dp" ? S : axes.size(axis), axes.stride(axis));
     };
     Spread all{1, 1, 1};
     bool has_axes = false;  // whether the name is one axis, or several: "dp x cp"
-    for (const std::string& axis : axes.order)
+    std::vector<std::string> names = axes.order;
+    names.push_back("replica");
+    for (const std::string& axis : names)
         if ((" " + group + " ").find(" " + axis + " ") != std::string::npos) {
             const Spread one = along(axis);
             all = {all.ranks * one.ranks, all.on_node * one.on_node, one.senders};

@@ -276,9 +276,9 @@ int ranks_on_this_node();
 int rank_on_this_node();  // this rank's index among them; 0 before world() was called
 // Simulates a cluster on one machine: from now on the ranks r of world() with equal r /
 // ranks_per_node form a node, and messages between nodes are slowed down as if each rank had a
-// network card of this rate (mpi/slow_links.h). Nothing else changes. All ranks call it while no
-// communication is in progress.
-void pretend_nodes(int ranks_per_node, double gbit_per_second);
+// network card of this rate (mpi/slow_links.h), and arrive `hop_seconds` later than their bytes
+// take. Nothing else changes. All ranks call it while no communication is in progress.
+void pretend_nodes(int ranks_per_node, double gbit_per_second, double hop_seconds = 0);
 // Lets a wait for messages over MPI that lasts longer than 0.2 ms sleep for this long between two
 // checks (0, the default: it spins and yields). It is meant for ranks that share processors and
 // wait long for each other, as in a pipeline: threads that spin keep the awaited rank from

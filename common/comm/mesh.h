@@ -17,6 +17,7 @@
 //                  else is copied)
 //     tp           the ranks see the same tokens and hold parts of a layer, or copies of a norm
 //     pp           each rank holds layers of its own
+//     replica      the ranks see different tokens and hold the same shards of ZeRO (02)
 #pragma once
 
 #include <map>
@@ -61,7 +62,7 @@ public:
     // (ZeRO), those over which it is then distributed.
     const Communicator& data_group() const { return group({"dp", "cp", "ep"}); }
     const Communicator& norm_group_of_shards() const {
-        return group({"dp", "cp", "ep", "pp", "tp"});
+        return group({"replica", "dp", "cp", "ep", "pp", "tp"});
     }
 
 private:

@@ -43,6 +43,27 @@ TEST(DataParallelDemos, PretendedHops) {
     }));
 }
 
+// On links of 20 ms a hop the tree wins below the crossing and the ring above it.
+TEST(DataParallelDemos, ATreeBesideARing) {
+    EXPECT_TRUE(in_one_of_six_tries([] {
+        TempDir dir;
+        const Outcome demo =
+            run_ranks(4, chapter,
+                      fmt::format("--demo tree --hop-us 20000 --hop-gbps 0.01 --json {}",
+                                  dir / "rows.jsonl"));
+        EXPECT_EQ(demo.exit_code, 0) << demo.out << demo.err;
+        std::istringstream lines(slurp(dir / "rows.jsonl"));
+        Json last;
+        for (std::string line; std::getline(lines, line);) last = Json::parse(line);
+        const Json sizes = last.at("summary").at("tree_crossing");
+        // In hops' times, with one chunk: 6 + 1.5 s = 4 + 3 s.
+        const double predicted = sizes.at("predicted_bytes").get<double>(),
+                     measured = sizes.at("measured_bytes").get<double>();
+        EXPECT_NEAR(predicted, 4.0 / 3 * 0.02 * 1.25e6, 100);
+        return measured > predicted / 2 && measured < 3 * predicted;
+    }));
+}
+
 TEST(DataParallelDemos, DataCentresFarApart) {
     const Outcome demo = run(chapter, "--demo planet");
     EXPECT_EQ(demo.exit_code, 0) << demo.out << demo.err;

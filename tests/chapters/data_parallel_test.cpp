@@ -1,5 +1,6 @@
 // 01_data_parallel: every way to sum the gradients gives one device's results, with memory and
 // communication as predicted.
+#include <cmath>
 #include <set>
 
 #include "compare_runs.h"
@@ -56,6 +57,10 @@ TEST_P(DataParallelRanks, EveryTechniqueEqualsOneDevice) {
         expect_close(ring, naive);
         EXPECT_EQ(calls(ring, "send/recv"), 2 * (n - 1));
     }
+    const Outcome tree = train_small(n, "--sync tree --tree-chunks 5");
+    expect_verified(tree);
+    expect_close(tree, naive);
+    EXPECT_EQ(calls(tree, "send/recv"), n == 1 ? 0 : 5 + 2 * int(std::log2(n)) - 1);
 }
 
 // On GPUs nano's single bucket, of 6 MiB, is large enough for copy engines.

@@ -40,7 +40,7 @@ TEST(Estimate, IsWhatASingleGpuPredicts) {
 TEST(Estimate, IsWhatDataParallelismPredicts) {
     const std::string chapter = "01_data_parallel", accumulate = " --grad-accum 2 --no-sync off";
     for (const char* sync : {"naive", "overlap", "bucket --bucket-mb 0.1", "ring",
-                             "ring --ring-directions both", "diloco --inner-steps 2"})
+                             "ring --ring-directions both", "tree", "diloco --inner-steps 2"})
         expect_what_a_run_predicts(2, chapter, fmt::format("--sync {}", sync));
     expect_what_a_run_predicts(2, chapter, "--dtype bf16 --bucket-mb 0.1" + accumulate);
     expect_what_a_run_predicts(2, chapter, "--dtype bf16 --fp32-grads --sync ring" + accumulate);
@@ -53,6 +53,8 @@ TEST(Estimate, IsWhatZeroPredicts) {
         expect_what_a_run_predicts(2, "02_zero", fmt::format("--grad-accum 2 --stage {}", stage));
     expect_what_a_run_predicts(2, "02_zero", "--stage 1 --grad-accum 2 --no-sync off");
     expect_what_a_run_predicts(2, "02_zero", "--stage 3 --offload optimizer --prefetch 2");
+    expect_what_a_run_predicts(4, "02_zero", "--stage 2 --shard-size 2 --grad-accum 2");
+    expect_what_a_run_predicts(4, "02_zero", "--stage 3 --secondary-shard 2 --grad-accum 2");
 }
 
 TEST(Estimate, IsWhatTensorParallelismPredicts) {

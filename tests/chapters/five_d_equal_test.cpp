@@ -23,6 +23,7 @@ TEST(FiveD, EveryPairOfAxesEqualsOneDevice) {
     expect_equal(4, "--micro-batch 1 --tp 2 --zero 1 --grad-accum 2");
     expect_equal(4, "--micro-batch 2 --tp 2 --sequence-parallel --zero 3", true);
     expect_equal(4, "--micro-batch 1 --cp 2 --zero 2 --grad-accum 2");
+    expect_equal(4, "--micro-batch 1 --zero 3 --shard-size 2 --grad-accum 2");
     expect_equal(4, "--micro-batch 2 --cp 2 --variant all-gather --zero 3 --prefetch 2");
     expect_equal(4, "--micro-batch 1 --pp 2 --zero 1 --grad-accum 4", true);
     expect_equal(4, "--micro-batch 1 --pp 2 --zero 3 --grad-accum 3 --schedule zb-h1");
@@ -40,6 +41,8 @@ TEST(FiveD, EveryTripleOfAxesEqualsOneDevice) {
     expect_equal(8, "--micro-batch 2 --cp 2 --pp 2 --zero 2 --grad-accum 4 --schedule v-half");
     expect_equal(8, "--micro-batch 1 --tp 2 --cp 2 --pp 2 --grad-accum 4 --sequence-parallel");
     expect_equal(8, "--micro-batch 1 --tp 4 --cp 2 --zero 1 --offload optimizer");
+    expect_equal(8, "--micro-batch 1 --tp 2 --sequence-parallel --zero 3 --shard-size 2");
+    expect_equal(8, "--micro-batch 1 --pp 2 --zero 2 --shard-size 2 --grad-accum 3");
 }
 
 // Where the peak is in a moment that is the highest in few layouts: in the backward of a norm, when

@@ -34,6 +34,7 @@ TEST(Options, WithoutEffectAreRefused) {
             {"--bucket-mb " + none, "--sync bucket"});
     refuses(0, "01_data_parallel", "--ring-directions both",
             {"--ring-directions " + none, "--sync ring"});
+    refuses(0, "01_data_parallel", "--tree-chunks 4", {"--tree-chunks " + none, "--sync tree"});
     for (const char* option : {"--inner-steps 2", "--outer-lr 1", "--outer-momentum 0"})
         refuses(0, "01_data_parallel", option, {none, "--sync diloco"});
     refuses(0, "01_data_parallel", "--no-sync off", {"--no-sync " + none, "--grad-accum 2"});
@@ -47,6 +48,12 @@ TEST(Options, WithoutEffectAreRefused) {
     refuses(0, "01_data_parallel", "--compare --sync ring", {"--compare", "--sync"});
     refuses(0, "01_data_parallel", "--demo collectives --json x.jsonl", {"--json", "no figures"});
     refuses(0, "03_tensor_parallel", "--demo linear --json x.jsonl", {"--json", "no figures"});
+    refuses(0, "02_zero", "--stage 0 --shard-size 2", {"--shard-size " + none, "stage 0"});
+    refuses(0, "02_zero", "--plain --shard-size 2", {"--shard-size " + none, "--plain"});
+    refuses(0, "02_zero", "--stage 2 --secondary-shard 2",
+            {"--secondary-shard " + none, "stage 3"});
+    refuses(0, "02_zero", "--stage 3 --shard-size 2 --secondary-shard 2",
+            {"--secondary-shard " + none, "--shard-size"});
     refuses(0, "02_zero", "--prefetch 2", {"--prefetch " + none, "stage 3"});
     refuses(0, "02_zero", "--stage 3 --gather-overlap forward",
             {"--gather-overlap " + none, "stages 1 and 2"});

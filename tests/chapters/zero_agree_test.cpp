@@ -56,6 +56,32 @@ TEST(ZeroStages, AgreeFromAFreshStart) {
     expect_stages_agree(3, fmt::format("--model {} --clip 0.1 --shuffle --verify", model.path()));
 }
 
+// Two groups of two ranks hold the same shards. Their sums have another order than all ranks', but
+// the same one in all stages.
+TEST(ZeroStages, AgreeInGroupsThatHoldCopies) {
+    TempDir dir;
+    const auto with = [&](int stage, const std::string& others) {
+        const Outcome run =
+            train_stage(stage, 4,
+                        fmt::format("{} --verify --lr 3e-4 {} --save {}", load("gqa_untied"),
+                                    others, dir / fmt::format("{}{}", stage, others.substr(0, 8))));
+        expect_verified(run);
+        return run;
+    };
+    const std::string groups = "--shard-size 2";
+    const Outcome stage1 = with(1, groups), all = with(3, ""),
+                  second = with(3, "--secondary-shard 2");
+    expect_close(stage1, all);
+    for (int stage : {2, 3}) {
+        expect_the_same(with(stage, groups), stage1);
+        expect_the_same_saved(dir / fmt::format("{}--shard-", stage), dir / "1--shard-");
+    }
+    expect_the_same(second, all);  // parameters that come from elsewhere
+    expect_the_same_saved(dir / "3--second", dir / "3");
+    for (const char* wrong : {"--shard-size 3", "--secondary-shard 3"})
+        EXPECT_EQ(run_ranks(4, "02_zero", fmt::format("--stage 3 {}", wrong)).exit_code, 2);
+}
+
 TEST(ZeroStages, WhatIsNotSharedOutIsNotSharded) {
     expect_stages_agree(1, load("tied_head_dim") + " --verify");
 }

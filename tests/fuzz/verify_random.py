@@ -185,6 +185,9 @@ def random_run(rng):
             sometimes(0.5, "--prefetch 0", "--prefetch 2")
         if stage > 0 and not plain:
             sometimes(0.2, "--offload optimizer")
+            if shares := [s for s in divides(range(2, ranks + 1), ranks)]:
+                sometimes(0.3, f"--shard-size {rng.choice(shares)}",
+                          *([f"--secondary-shard {rng.choice(shares)}"] if stage == 3 else []))
         if accumulated > 1 and stage < 2 and not plain:
             sometimes(0.3, "--no-sync off")
     elif chapter == "05_pipeline":

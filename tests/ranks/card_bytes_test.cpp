@@ -116,6 +116,9 @@ TEST(CardBytes, OfAStepAreThePlanners) {
                                             PlanAxis::pp};
     for (const Plan& plan : std::vector<Plan>{{.dp = 8},
                                               {.dp = 8, .zero = 3},
+                                              {.dp = 8, .zero = 1, .states = {.shard_size = 4}},
+                                              {.dp = 8, .zero = 3, .states = {.shard_size = 4}},
+                                              {.dp = 8, .zero = 3, .states = {.shard_size = 2}},
                                               {.dp = 2, .tp = 4},
                                               {.tp = 8},
                                               {.dp = 4, .tp = 2, .zero = 1, .order = tp_far},

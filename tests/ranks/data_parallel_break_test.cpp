@@ -4,6 +4,7 @@
 #include "01_data_parallel/2_overlap.h"
 #include "01_data_parallel/3_buckets.h"
 #include "01_data_parallel/6_ring_all_reduce.h"
+#include "01_data_parallel/6_tree_all_reduce.h"
 #include "01_data_parallel/7_hierarchical.h"
 #include "01_data_parallel/8_reduce_dtype.h"
 #include "parallel_break.h"
@@ -20,6 +21,7 @@ TEST(DataParallelBreak, UnchangedTechniquesPass) {
     expect(train_data_parallel<OverlapSync>(), true, true, true);
     expect(train_data_parallel<BucketSync>(full_bucket), true, true, true);
     expect(train_data_parallel<RingSync>(RingDirections::both), true, true, true);
+    expect(train_data_parallel<TreeSync>(3), true, true, true);
     expect(train_data_parallel<HierarchicalSync>(full_bucket,
                                                  Nodes{.ranks = world().size() % 2 == 0 ? 2 : 1}),
            true, true, true);
@@ -51,6 +53,44 @@ TEST(DataParallelBreak, TheRingsLastChunkDoesNotArrive) {
         }
     };
     expect(train_data_parallel<Broken>(RingDirections::one), false, true, true);
+}
+
+// The root of the first tree has the sum, and one of its children does not get the last chunk.
+TEST(DataParallelBreak, TheTreesLastChunkDoesNotComeDown) {
+    NEEDS_RANKS();
+    struct Broken : TreeSync {
+        using TreeSync::TreeSync;
+        void finish() override {
+            const Tensor all = parameters_.flat_grads(),
+                         half = all.slice(0, part_begin(all.numel(), 1, 2)),
+                         chunk = half.slice(part_begin(half.numel(), chunks() - 1, chunks()),
+                                            half.numel());
+            const Tensor before = Tensor::empty(chunk.shape(), chunk.dtype(), Memory::workspace);
+            ops::copy(before, chunk);
+            TreeSync::finish();
+            if (tree_places(ranks_.rank(), ranks_.size())[0].depth == 1) ops::copy(chunk, before);
+        }
+    };
+    expect(train_data_parallel<Broken>(3), false, true, true);
+}
+
+// The sums are right, but they take twice as many messages as are predicted.
+TEST(DataParallelBreak, EachHalfTakesTurns) {
+    NEEDS_RANKS();
+    struct Broken : TreeSync {
+        using TreeSync::TreeSync;
+        void finish() override {
+            const Tensor all = parameters_.flat_grads();
+            for (int half : {0, 1})
+                tree_all_reduce(ranks_,
+                                all.slice(part_begin(all.numel(), half, 2),
+                                          part_begin(all.numel(), half + 1, 2)),
+                                chunks());
+        }
+    };
+    const Checks checks = train_data_parallel<Broken>(3);
+    EXPECT_TRUE(checks.verified) << checks.printed;
+    EXPECT_FALSE(checks.communication) << checks.printed;
 }
 
 TEST(DataParallelBreak, TheLastBucketIsForgotten) {

@@ -120,15 +120,20 @@ Checks train_data_parallel(Arguments... arguments) {
 inline Checks train_zero(Updater& zero, Llama& model, const Mesh& mesh, const Options& options,
                          const ZeroOptions& zero_options) {
     zero.start();
+    Tensor norm;
     Technique technique{.hooks = &zero, .predicted = predict(model, zero_options, shape, A, mesh)};
     technique.begin_step = [&] { zero.begin_step(A); };
     technique.begin_micro_batch = [&](int64_t m) { zero.begin_micro_batch(m, m + 1 == A); };
     technique.end_micro_batch = [&](int64_t) { zero.end_micro_batch(); };
     technique.update = [&] {
-        zero.step(options.optimizer.lr, zero.squared_norm());
+        zero.step(options.optimizer.lr, norm ? norm : zero.squared_norm());
+        norm = {};
         zero.finish();
     };
-    technique.gradients = [&] { return zero.gradients(); };
+    technique.gradients = [&] {
+        norm = zero.squared_norm();  // completes them: over replicas they are summed here
+        return zero.gradients();
+    };
     technique.values = [&] { return zero.values(); };
     return train(options, model, technique);
 }
@@ -138,7 +143,8 @@ Checks train_zero(ZeroOptions zero_options) {
     use_threads(ranks_on_this_node());
     const Options options = options_of_runs();
     Llama model(config, shape.model);
-    const Mesh mesh(world(), {{"dp", world().size()}});
+    const Mesh mesh(world(), data_axes(world().size(), zero_options));
+    sum_over_replicas(model.parameters(), mesh);
     Stage zero(model.parameters(), units_of(model), mesh, options, zero_options);
     return train_zero(zero, model, mesh, options, zero_options);
 }

@@ -19,9 +19,9 @@ std::atomic<int64_t>& bytes_between_nodes() {
     return bytes;
 }
 
-void pretend_nodes(int ranks_per_node, double gbit_per_second) {
+void pretend_nodes(int ranks_per_node, double gbit_per_second, double hop_seconds) {
     check(ranks_per_node > 0 && gbit_per_second > 0, "simulated nodes need ranks and a rate");
-    slow_links() = {{.ranks = ranks_per_node}, gbit_per_second * 1e9 / 8};
+    slow_links() = {{.ranks = ranks_per_node}, gbit_per_second * 1e9 / 8, hop_seconds};
 }
 
 Nodes current_nodes() {
@@ -65,7 +65,7 @@ double receive_over_slow_link(int64_t bytes, const SlowTrip& sent) {
     std::lock_guard lock(card_mutex);
     receiving_until =
         std::max(sent.begin, receiving_until) + double(bytes) / slow_links().bytes_per_second;
-    return std::max(sent.end, receiving_until);
+    return std::max(sent.end, receiving_until) + slow_links().hop_seconds;
 }
 
 // ---- NCCL ---------------------------------------------------------------------------------------

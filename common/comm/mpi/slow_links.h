@@ -25,7 +25,7 @@ namespace ultrascale {
 
 struct SlowLinks {
     Nodes nodes = {};  // nodes.ranks 0: none are simulated
-    double bytes_per_second = 0;
+    double bytes_per_second = 0, hop_seconds = 0;
     bool on() const { return nodes.ranks > 0; }
     bool between(int a, int b) const { return on() && nodes.between(a, b); }  // ranks in world()
 };
@@ -42,8 +42,8 @@ void sleep_until(double machine_time);
 // Lets this rank's card send `bytes`. `since` is when the messages that share the card with this
 // one started; it is 0 for the first of them, which sets it.
 SlowTrip send_over_slow_link(int64_t bytes, double& since);
-// The time when this rank's card has received a message that occupied its sender's card during
-// `sent`.
+// The time when this rank has a message that occupied its sender's card during `sent`: when its own
+// card has received it, and a hop's latency later.
 double receive_over_slow_link(int64_t bytes, const SlowTrip& sent);
 
 // The bytes that a card sends, or receives if these are more, in an operation as NCCL runs it.

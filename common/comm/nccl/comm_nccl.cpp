@@ -253,7 +253,8 @@ void start(Work::Impl& work, Operation operation, int tag, Stream& stream) {
     if (slow_links().on()) {
         const double bytes = slow_link_bytes(operation, group);
         bytes_between_nodes() += std::llround(bytes);
-        wait_for_slow_link(bytes / slow_links().bytes_per_second, cuda_stream(stream));
+        const double hop = bytes > 0 ? slow_links().hop_seconds : 0;
+        wait_for_slow_link(hop + bytes / slow_links().bytes_per_second, cuda_stream(stream));
     }
     work.end = Timestamp::in(stream);
     work.finished = stream.record();
