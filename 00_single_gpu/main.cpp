@@ -43,14 +43,15 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     PlainUpdater optimizer(parameters, options);
     run.load(optimizer.start());
     StepRecords records(parameters, chapter.noise_scale, chapter.fresh_grads ? &fresh : nullptr);
-    run.start(describe_run(chapter, lengths, model, optimizer, records, fresh));
+    KeptTerms terms(shape);
+    run.start(describe_run(chapter, lengths, model, optimizer, records, fresh, terms));
     const int64_t first = chapter.first_step(options);
     while (Step* step = run.next()) {
         step->note = lengths.note(step->number - 1);
         train_step(*step, model, optimizer);
     }
     return run.finish([&](Report& report) {
-        return print_sections(report, options, chapter, shape, lengths, first, records);
+        return print_sections(report, options, chapter, shape, lengths, first, records, terms);
     });
 }
 

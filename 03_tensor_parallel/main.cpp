@@ -62,7 +62,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     PlainUpdater optimizer(parameters, options, &mesh);
     run.load(optimizer.start());
     LayerCommunication sent;
-    KeptRecord kept;
+    KeptTerms kept(shape, tensor.tp, tensor.sequence_parallel);
     TrainingSetup what = setup(model, optimizer, options, shape, tensor, mesh, sent, kept);
     what.cuda_graph = chapter.cuda_graph;
     if (communication_through_host())

@@ -66,7 +66,8 @@ inline void set_experts(ModuleFactories& factories, const LlamaConfig& config,
         std::unique_ptr<FeedForward> experts = make(list, bare, layer);
         if (model.dropout == 0) return experts;
         return std::make_unique<DropoutFeedForward>(
-            std::move(experts), Dropout{float(model.dropout), model.seed, shared.tokens, model.keep_masks},
+            std::move(experts),
+            Dropout{float(model.dropout), model.seed, shared.tokens, model.keep_masks},
             layer.name + ".experts");
     };
 }

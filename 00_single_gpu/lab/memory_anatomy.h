@@ -45,15 +45,14 @@ inline void print_anatomy(const StepShape& shape) {
     const char* book = full                                            ? "2"
                        : shape.model.recompute == Recompute::selective ? "34"
                                                                        : "(34 + 5 H s / h)";
-    const std::string parts =
-        full ? " (the layer's input only)"
-             : fmt::format(" (norms {:.0f} + attention {:.0f} + mlp {:.0f}{})", token.norms,
-                           token.attention, token.mlp,
-                           token.masks > 0
-                               ? fmt::format("\n                      + masks {:.0f}", token.masks)
-                               : "");
+    const std::string parts = full ? " (the layer's input only)"
+                                   : fmt::format(" (norms {:.0f} + attention {:.0f} + mlp {:.0f})",
+                                                 token.norms, token.attention, token.mlp);
     print(fmt::format("  saved activations   L s b x {} bytes{} = {}", per_layer, parts,
                       format_bytes(double(c.layers * tokens * per_layer))));
+    if (token.masks > 0 && !full)
+        print(fmt::format("                      (and {:.0f} for masks of the stream's dropout)",
+                          token.masks));
     print(fmt::format("                      (playbook, GPT in bf16: L s b h {} = {})", book,
                       format_bytes(book_activations(shape))));
     if (shape.model.recompute == Recompute::selective &&

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "first_steps.h"
-#include "kept_terms.h"
+#include "lab/measure/kept_terms.h"
 #include "pictures.h"
 #include "predict.h"
 #include "step_records.h"
@@ -10,12 +10,13 @@
 namespace ultrascale::single_gpu {
 
 inline TrainingSetup describe_run(const Chapter& chapter, const SeqRamp& lengths, Llama& model,
-                                  Updater& optimizer, StepRecords& records, FreshGradients& fresh) {
+                                  Updater& optimizer, StepRecords& records, FreshGradients& fresh,
+                                  KeptTerms& terms) {
     TrainingSetup what = training_setup(model, optimizer);
     what.cuda_graph = chapter.cuda_graph;
     if (chapter.naive_mean) what.not_equal = "each micro-batch takes the mean over its own targets";
     if (lengths) what.label = "seq", what.technique = lengths.description();
-    what.watch = {&records};
+    what.watch = {&records, &terms};
     if (chapter.fresh_grads) what.watch.push_back(&fresh);
     what.step_done = [&](const Step& step, double norm) { records.step_done(step, norm); };
     return what;
@@ -36,7 +37,7 @@ inline void print_noise_scale(Report& report, const NoiseScale& noise, int64_t m
 // communication differ from their predictions.
 inline bool print_sections(Report& report, const Options& options, const Chapter& chapter,
                            const StepShape& shape, const SeqRamp& lengths, int64_t first,
-                           const StepRecords& records) {
+                           const StepRecords& records, const KeptTerms& terms) {
     // Memory is that of the longest sequences, speed that of the length in the middle of the run.
     const StepShape longest = lengths.shape(shape, first + options.steps - 1),
                     usual = lengths.shape(shape, first + options.steps / 2);
@@ -55,8 +56,7 @@ inline bool print_sections(Report& report, const Options& options, const Chapter
         print_anatomy(shape);
         print_peak(shape);
         print_kept(records.kept);
-        if (const KeptTerms terms(shape, records.kept); terms.applies())
-            ok = terms.print_table() && ok;
+        if (terms.applies() && !lengths) ok = terms.print_table() && ok;
         records.timeline.print_chart();
         print_first_steps(report, records.timeline);
     }

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "../8_tensor_parallel.h"
-#include "00_single_gpu/lab/kept_terms.h"
 #include "block_picture.h"
 #include "core/ops.h"
+#include "lab/measure/kept_terms.h"
 #include "lab/measure/layer_communication.h"
 #include "lab/report/report.h"
 #include "overlap_ratio.h"
@@ -17,8 +17,8 @@
 
 namespace ultrascale::tensor_parallel {
 
-// How much the ranks' copies of what all of them hold, such as norms, differ: the largest difference
-// from rank 0's.
+// How much the ranks' copies of what all of them hold, such as norms, differ: the largest
+// difference from rank 0's.
 inline double largest_difference_of_copies(const ParameterList& parameters) {
     double largest = 0;
     for (const auto& p : parameters) {
@@ -72,18 +72,10 @@ inline void print_estimate(const Options& options, const TensorOptions& tensor,
     report.finish();
 }
 
-// What the first micro-batch's forward keeps.
-struct KeptRecord : Hooks {
-    void forward_done(const Saved& saved, const Context&) override {
-        if (kept.entries().empty()) kept.collect(saved);
-    }
-    single_gpu::KeptByForward kept;
-};
-
 // What a run trains, and its description in the header. `sent` and `kept` watch the layers.
 inline TrainingSetup setup(Llama& model, Updater& updater, const Options& options,
                            const StepShape& shape, const TensorOptions& tensor, const Mesh& mesh,
-                           LayerCommunication& sent, KeptRecord& kept) {
+                           LayerCommunication& sent, KeptTerms& kept) {
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
     const int64_t tokens = shape.micro_batch * shape.seq;
     TrainingSetup what = training_setup(model, updater);
@@ -103,7 +95,7 @@ inline TrainingSetup setup(Llama& model, Updater& updater, const Options& option
 inline bool print_sections(Report& report, const Run& run, const Options& options,
                            const StepShape& shape, const TensorOptions& tensor, const Mesh& mesh,
                            const ParameterList& parameters, const ShapeTable& shapes,
-                           const LayerCommunication& sent, const KeptRecord& kept) {
+                           const LayerCommunication& sent, const KeptTerms& kept) {
     const Communicator &dp = mesh.group("dp"), &tp = mesh.group("tp");
     const int64_t tokens = shape.micro_batch / parts_of_micro_batch(tensor) * shape.seq;
     const Prediction predicted =
@@ -116,8 +108,7 @@ inline bool print_sections(Report& report, const Run& run, const Options& option
     if (tensor.tp > 1 && tensor.overlap != Overlap::halves) sent.add_to(report);
     ok = print_copies(report, parameters, tensor.same_seed) && ok;
     if (report.full()) {
-        const single_gpu::KeptTerms terms(shape, kept.kept, tensor.tp, tensor.sequence_parallel);
-        if (terms.applies() && tensor.overlap != Overlap::halves) ok = terms.print_table() && ok;
+        if (kept.applies() && tensor.overlap != Overlap::halves) ok = kept.print_table() && ok;
         shapes.print_table(tokens, tensor.tp);
         print_overlap_ratio(report, tp, tokens, shape.config.hidden, options.dtype);
     }

@@ -130,8 +130,8 @@ void attention_backward(Tensor dq, Tensor dk, Tensor dv, const Tensor& dout, con
 // Dropout of the probabilities, between the softmax and the product with v. The one of query i and
 // key j in head h of sequence b draws the random number
 //   first + b * per_sequence + (h * Tq + i) * Tk + j
-// If `mask` (e4m3) and `dropped` (q's dtype) are given, both (B, H, Tq, Tk), forward fills them with
-// 0 or 1 and with the result, and backward reads them; else it draws and multiplies again.
+// If `mask` (e4m3) and `dropped` (q's dtype) are given, both (B, H, Tq, Tk), forward fills them
+// with 0 or 1 and with the result, and backward reads them; else it draws and multiplies again.
 struct ProbabilityDropout {
     float p;
     Random random;

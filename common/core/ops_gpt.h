@@ -23,7 +23,8 @@ void gelu_forward(Tensor out, const Tensor& x);
 void gelu_backward(Tensor dx, Tensor dout, const Tensor& x);
 
 // ---- biases: matmul() adds them -----------------------------------------------------------------
-// dbias (n), which may be fp32, = the sum of the rows of dy (N, n) + addend, which is empty or dbias.
+// dbias (n), which may be fp32, = the sum of the rows of dy (N, n) + addend, which is empty or
+// dbias.
 void column_sums(Tensor dbias, const Tensor& dy, const Tensor& addend = {});
 
 // ---- dropout with a mask that is kept -----------------------------------------------------------

@@ -198,12 +198,10 @@ DeviceOverhead device_overhead() {
     size_t free = 0, total = 0;
     cuda_check(cudaMemGetInfo(&free, &total));
     uint64_t reserved = 0, used = 0;
-    for (cudaMemPool_t one : {pool(), recordings_pool()}) {
-        uint64_t its_reserved = 0, its_used = 0;
-        cuda_check(cudaMemPoolGetAttribute(one, cudaMemPoolAttrReservedMemCurrent, &its_reserved));
-        cuda_check(cudaMemPoolGetAttribute(one, cudaMemPoolAttrUsedMemHigh, &its_used));
-        reserved += its_reserved, used += its_used;
-    }
+    cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrReservedMemCurrent, &reserved));
+    cuda_check(cudaMemPoolGetAttribute(pool(), cudaMemPoolAttrUsedMemHigh, &used));
+    const RecordedMemory recorded = recorded_memory();
+    reserved += uint64_t(recorded.held), used += uint64_t(recorded.most_used);
     const MappedMemory& mapped = mapped_memory();
     return {int64_t(total - free) - int64_t(reserved) - mapped.held,
             int64_t(reserved) - int64_t(used) + mapped.held - mapped.most_used};

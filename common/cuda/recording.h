@@ -2,14 +2,15 @@
 // recorded, nothing can be taken from its pool or given back to it in its order.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include <cstdint>
 
 namespace ultrascale {
 
 bool is_recording();
-cudaMemPool_t recordings_pool();
+struct RecordedMemory {
+    int64_t held, most_used;  // bytes: taken from the device; the most in use at a time
+};
+RecordedMemory recorded_memory();
 void* recorded_allocate(int64_t bytes);  // nullptr: no memory is left
 // Returns false if nothing is recorded now and the memory is not a recording's.
 bool recorded_free(void* data);

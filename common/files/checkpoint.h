@@ -1,7 +1,7 @@
 // Checkpoints in Hugging Face's format for a Llama, GPT-2, Mixtral, Qwen3-MoE or DeepSeekMoE:
-// config.json, model.safetensors (or its index and shards), with experts one by one or stacked. Next to them
-// optimizer.safetensors and trainer_state.json hold the state of training, so that a resumed run
-// continues with the same bits.
+// config.json, model.safetensors (or its index and shards), with experts one by one or stacked.
+// Next to them optimizer.safetensors and trainer_state.json hold the state of training, so that a
+// resumed run continues with the same bits.
 //
 // A save is staged (file.h: StagedFiles): if the program is killed at any moment, the previous
 // checkpoint or the new one remains, never a mixture. Other files in the directory remain

@@ -64,13 +64,14 @@ void only_llama(const LlamaConfig& config, const std::string& what);
 // The number of parameters, with a tied weight counted once:
 //   V h (twice if untied) + L (2 h + h (H D + 2 K D) + H D h + 3 h F) + h
 // With head norms a layer has 2 D more; with experts it has E h + (E + shared) 3 h F_e in place of
-// 3 h F. (A router's bias is a buffer.) A tied GPT has (V + P) h + L (4 h^2 + 2 h F + 9 h + F) + 2 h with P positions.
+// 3 h F. (A router's bias is a buffer.) A tied GPT has (V + P) h + L (4 h^2 + 2 h F + 9 h + F) + 2
+// h with P positions.
 int64_t parameter_count(const LlamaConfig& config);
 // The parameters that one token uses: those of only k of the E experts.
 int64_t active_parameter_count(const LlamaConfig& config);
 
-// "llama", "gpt2", "mixtral", "qwen3_moe" or "deepseek": the model_type of its config.json. A model with
-// experts that is neither Mixtral's nor Qwen 3's is written as DeepSeek's.
+// "llama", "gpt2", "mixtral", "qwen3_moe" or "deepseek": the model_type of its config.json. A model
+// with experts that is neither Mixtral's nor Qwen 3's is written as DeepSeek's.
 const char* model_type(const LlamaConfig& config);
 // The names that this model_type gives to a layer's experts: "model.layers.3.BLOCK.gate.weight",
 // "model.layers.3.BLOCK.experts.5.GATE.weight", and the latter also with "up" and "down". Shared

@@ -119,11 +119,11 @@ struct Context {
 
 enum class WeightGradient { now, later };
 
-// y = x W^T (+ bias) (+ residual). Several parameters stacked by rows share one GEMM (q, k, v; gate, up). It
-// keeps its input as "x" and its output's gradient as "dy", one row per token, and nothing else of
-// that size. A linear that wraps another one may replace them by this rank's shard until
-// backward_weight needs them whole, and a part that can compute x again may drop it and put it back
-// later.
+// y = x W^T (+ bias) (+ residual). Several parameters stacked by rows share one GEMM (q, k, v;
+// gate, up). It keeps its input as "x" and its output's gradient as "dy", one row per token, and
+// nothing else of that size. A linear that wraps another one may replace them by this rank's shard
+// until backward_weight needs them whole, and a part that can compute x again may drop it and put
+// it back later.
 class Linear {
 public:
     explicit Linear(std::vector<Parameter*> rows);

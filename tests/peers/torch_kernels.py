@@ -24,7 +24,7 @@ ours = []  # rows of our kernels, which have a problem, a name and seconds
 for file in sys.argv[1:]:
     with open(file) as lines:
         rows = [json.loads(text).get("row") for text in lines]
-        ours += [row for row in rows if row and "seconds" in row]
+        ours += [row for row in rows if row and row.get("seconds", 0) > 0]
 
 
 # `kernel`: the one of ours to compare with. By default, the fastest for the problem of this name.

@@ -1,21 +1,34 @@
-// What a layer of a GPT keeps, measured, beside the terms of s b h (34 + 5 a s / h) (4_formulas.h).
+// What a layer of a GPT keeps, measured, beside the terms of s b h (34 + 5 a s / h) (gpt_terms.h).
 // Under tensor parallelism the tensors between a column linear's output and a row linear's input
 // are divided by tp: s b h (10 + 24 / tp + 5 a s / (h tp)). With sequence parallelism all are.
 #pragma once
 
-#include "../1_what_forward_keeps.h"
-#include "../4_formulas.h"
-#include "lab/report/report.h"
+#include <cmath>
+#include <map>
+#include <set>
 
-namespace ultrascale::single_gpu {
+#include "core/trace.h"
+#include "model/gpt_terms.h"
+#include "model/llama.h"
+#include "model/step_shape.h"
 
-class KeptTerms {
+namespace ultrascale {
+
+class KeptTerms : public Hooks {
 public:
-    // `kept`: of one micro-batch on this rank.
-    KeptTerms(const StepShape& shape, const KeptByForward& kept, int64_t tp = 1,
-              bool sequence_parallel = false)
-        : shape_(shape), kept_(kept), tp_(tp), sequence_parallel_(sequence_parallel) {}
+    explicit KeptTerms(const StepShape& shape, int64_t tp = 1, bool sequence_parallel = false)
+        : shape_(shape), tp_(tp), sequence_parallel_(sequence_parallel) {}
 
+    // Notes what the first micro-batch's layers keep. A tensor that two parts share counts once,
+    // under the first name.
+    void forward_done(const Saved& saved, const Context&) override {
+        if (!bytes_.empty()) return;
+        std::set<const void*> seen;
+        saved.for_each([&](const std::string& path, const Tensor& t) {
+            if (path.starts_with("layers.") && seen.insert(t.data()).second)
+                bytes_[path.substr(path.find('/') + 1)] += double(t.bytes());
+        });
+    }
     // Whether there is something to compare: full recomputation keeps none of it.
     bool applies() const { return shape_.config.gpt && shape_.model.recompute != Recompute::full; }
     // Returns false if a term is neither kept as the formula says nor left out for a known reason.
@@ -23,14 +36,15 @@ public:
         std::map<std::string, double> bytes = of_one_layer();
         print(fmt::format("\na layer's activations in units of s b h, a number being {} bytes",
                           number_bytes()));
-        print(fmt::format("  {:<44} {:>8} {:>8}", "", "formula", "kept"));
+        print(fmt::format("  {:<45} {:>8} {:>8}", "", "formula", "kept"));
         const auto row = [](const std::string& what, double formula, double kept,
                             const std::string& why) {
-            print(fmt::format("  {:<44} {:>8.6g} {:>8.6g}   {}", what, formula, kept, why));
+            print(fmt::format("  {:<45} {:>8.6g} {:>8.6g}   {}", what, formula, kept, why));
         };
         bool ok = true;
         double formula = 0, kept = 0;
         const std::vector<KeptTerm> terms = gpt_layer_activations();
+        check(terms.size() == tensors().size(), "a term for each tensor");
         for (size_t i = 0; i < terms.size(); ++i) {
             double held = 0;
             for (const char* name : tensors()[i].names) held += bytes[name], bytes.erase(name);
@@ -45,7 +59,7 @@ public:
             row(name, 0, held, "not in the formula");
             kept += held;
         }
-        print(fmt::format("  {:<44} {:>8.6g} {:>8.6g}",
+        print(fmt::format("  {:<45} {:>8.6g} {:>8.6g}",
                           number_bytes() == 2 ? "sum: " + written_out() : "sum", formula, kept));
         return ok;
     }
@@ -84,15 +98,12 @@ private:
         return (term.sbh + term.assb * a_s_h) * each /
                double(inside || sequence_parallel_ ? tp_ : 1);
     }
-    // What each layer kept under which name, in units of s b h.
+    // What a layer kept under which name, in units of s b h.
     std::map<std::string, double> of_one_layer() const {
-        const double unit =
-            double(shape_.seq * shape_.micro_batch * shape_.config.hidden * shape_.config.layers);
-        const std::string layers = "layers/";
-        std::map<std::string, double> bytes;
-        for (const auto& [path, entry] : kept_.entries())
-            if (path.starts_with(layers))
-                bytes[path.substr(layers.size())] += double(entry.bytes) / unit;
+        std::map<std::string, double> bytes = bytes_;
+        for (auto& [name, value] : bytes)
+            value /= double(shape_.seq * shape_.micro_batch) *
+                     double(shape_.config.hidden * shape_.config.layers);
         return bytes;
     }
     // Why a term of the formula is not kept; "" if it should be.
@@ -116,10 +127,10 @@ private:
         return sequence_parallel_ ? "(34 + 5 a s / h) / tp" : "10 + 24 / tp + 5 a s / (h tp)";
     }
 
-    const StepShape& shape_;
-    const KeptByForward& kept_;
+    StepShape shape_;
     int64_t tp_;
     bool sequence_parallel_;
+    std::map<std::string, double> bytes_;  // of all layers together, by name
 };
 
-}  // namespace ultrascale::single_gpu
+}  // namespace ultrascale
