@@ -59,7 +59,7 @@ public:
             row(name, 0, held, "not in the formula");
             kept += held;
         }
-        print(fmt::format("  {:<44} {:>8.6g} {:>8.6g}",
+        print(fmt::format("  {:<45} {:>8.6g} {:>8.6g}",
                           number_bytes() == 2 ? "sum: " + written_out() : "sum", formula, kept));
         return ok;
     }
