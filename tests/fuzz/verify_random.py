@@ -162,7 +162,7 @@ def random_run(rng):
         if seq >= 16:
             sometimes(0.3, "--document-token 10", "--ignore-token 101")
     elif chapter == "01_data_parallel":
-        sync = rng.choice(["naive", "overlap", "bucket", "ring", "hierarchical"])
+        sync = rng.choice(["naive", "overlap", "bucket", "ring", "tree", "hierarchical"])
         options.append(f"--sync {sync}")
         if sync in ("bucket", "hierarchical"):
             sometimes(0.7, "--bucket-mb 0.01", "--bucket-mb 0.1", "--bucket-mb 1")
