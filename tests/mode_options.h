@@ -66,6 +66,7 @@ inline const std::vector<OneOfAll>& all_options() {
         {"--peak-tflops", "2", ""},
         {"--copy-engines", "off", ""},
         {"--dropout", "0.1", ""},
+        {"--keep-masks", "", "--dropout 0.1"},
         {"--node-size", "1", "--inter-gbps 1"},
         {"--inter-gbps", "1", "--node-size 1"},
         {"--device-memory", "0.5", ""},

@@ -36,10 +36,10 @@ public:
         std::map<std::string, double> bytes = of_one_layer();
         print(fmt::format("\na layer's activations in units of s b h, a number being {} bytes",
                           number_bytes()));
-        print(fmt::format("  {:<44} {:>8} {:>8}", "", "formula", "kept"));
+        print(fmt::format("  {:<45} {:>8} {:>8}", "", "formula", "kept"));
         const auto row = [](const std::string& what, double formula, double kept,
                             const std::string& why) {
-            print(fmt::format("  {:<44} {:>8.6g} {:>8.6g}   {}", what, formula, kept, why));
+            print(fmt::format("  {:<45} {:>8.6g} {:>8.6g}   {}", what, formula, kept, why));
         };
         bool ok = true;
         double formula = 0, kept = 0;
