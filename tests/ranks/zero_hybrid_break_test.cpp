@@ -1,5 +1,5 @@
-// Breaks 02_zero's shards inside nodes on purpose; --verify or the communication check must find it.
-// Those are --shard-size and --secondary-shard, with half of the ranks as a node (part of comm_test).
+// Breaks 02_zero's shards inside nodes (--shard-size and --secondary-shard, with half of the ranks
+// as a node) on purpose, and expects that --verify or the check of communication finds it.
 #include "parallel_break.h"
 
 namespace ultrascale {
