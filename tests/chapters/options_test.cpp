@@ -213,7 +213,7 @@ TEST(JsonLines, HaveTheRowsOfTables) {
     EXPECT_EQ(rows(0, "00_single_gpu", "--estimate").size(), 4u * 8);
     EXPECT_EQ(rows(0, "00_single_gpu", small + "--compare recompute").size(), 5u);
     const std::vector<Json> syncs = rows(2, "01_data_parallel", small + "--steps 3 --compare");
-    ASSERT_EQ(syncs.size(), 6u);
+    ASSERT_EQ(syncs.size(), 7u);
     EXPECT_EQ(syncs[0].at("calls"), 0);      // no communication
     EXPECT_EQ(syncs[1].at("calls"), 9 + 3);  // naive: a layer's tensors, embedding, norm, head
     // A ring sends as much as an all-reduce, no more; an earlier first screen had this wrong.

@@ -191,7 +191,7 @@ TEST(Config, RopeOfTransformers4And5) {
 
 TEST(Config, RefusesWhatIsNotSupported) {
     expect_refused({{"model_type", "mistral"}},
-                   "model_type = \"mistral\" is not supported; \"llama\", \"mixtral\", "
+                   "model_type = \"mistral\" is not supported; \"llama\", \"gpt2\", \"mixtral\", "
                    "\"qwen3_moe\" and \"deepseek\" are");
     expect_refused({{"architectures", {"LlamaForSequenceClassification"}}},
                    "architectures = [\"LlamaForSequenceClassification\"] is not supported");

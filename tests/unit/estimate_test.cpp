@@ -13,12 +13,13 @@ namespace {
 
 TEST(ParameterCount, EqualsThePublishedNumbers) {
     const std::map<std::string, int64_t> published = {
-        {"smollm-135m", 134515008},   {"smollm-360m", 361821120},    {"smollm-1.7b", 1711376384},
-        {"llama-3.2-1b", 1235814400}, {"llama-2-7b", 6738415616},    {"llama-3-8b", 8030261248},
-        {"llama-3-70b", 70553706496}, {"llama-3-405b", 405853388800}};
+        {"gpt2-124m", 124439808},    {"smollm-135m", 134515008},   {"smollm-360m", 361821120},
+        {"smollm-1.7b", 1711376384}, {"llama-3.2-1b", 1235814400}, {"llama-2-7b", 6738415616},
+        {"llama-3-8b", 8030261248},  {"llama-3-70b", 70553706496}, {"llama-3-405b", 405853388800}};
     for (const auto& [name, count] : published)
         EXPECT_EQ(parameter_count(preset(name)), count) << name;
-    EXPECT_EQ(preset_names().size(), published.size() + 5);  // nano, small, char, two with experts
+    EXPECT_EQ(preset_names().size(),
+              published.size() + 6);  // two nanos, small, char, two with experts
 }
 
 TEST(ParameterCount, EqualsTheModels) {
