@@ -7,7 +7,7 @@
 //
 // Dropout acts on the residual stream (dropout.h), and on attention's probabilities. Parameters
 // have a Llama's names here ("model.layers.3.self_attn.q_proj.bias"), so that all that cuts a
-// Llama cuts a GPT, too; files have GPT-2's (files/gpt2_names.h). q, k and v pass through a
+// Llama cuts a GPT, too; files have GPT-2's (files/checkpoint_gpt2.h). q, k and v pass through a
 // rotation by zero, which leaves their bits as they are.
 #pragma once
 
