@@ -29,6 +29,7 @@ public:
         if (option.name == "--node-size") with += " --node-size 4";
         if (option.name == "--inter-gbps") with += " --inter-gbps 300";
         if (option.name == "--load") value = directory_.path();
+        if (option.name == "--keep-masks") with.clear();  // 09 has no --dropout for it to go with
         for (const char* file : {"--json", "--html", "--trace", "--svg"})
             if (option.name == file) value = directory_ / value;
         const std::string all = fmt::format("{} {} {} {}", always_, with, option.name, value);
