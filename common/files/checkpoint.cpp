@@ -160,8 +160,9 @@ static void write_tensors(const std::string* dir, const std::string& stem, const
     const auto& ours = parts.tensors();
     if (tensors.empty())
         for (const auto& tensor : ours) tensors.push_back({tensor.name, {tensor.name}});
-    const auto index = [&](const std::string& name) {
-        return size_t(std::ranges::find(ours, name, &GatherParts::Whole::name) - ours.begin());
+    const auto index = [&](const std::string& name) {  // they are sorted by name
+        return size_t(std::ranges::lower_bound(ours, name, {}, &GatherParts::Whole::name) -
+                      ours.begin());
     };
     std::vector<SafetensorsWriter::Item> items;
     for (const FileTensor& tensor : tensors) {
@@ -177,9 +178,12 @@ static void write_tensors(const std::string* dir, const std::string& stem, const
         std::vector<char> values;
         DType has = {};
         for (const std::string& part : tensors[i].parts) {
-            const std::vector<char> more = parts.gather(index(part));
+            std::vector<char> more = parts.gather(index(part));
             has = ours[index(part)].dtype;
-            values.insert(values.end(), more.begin(), more.end());
+            if (values.empty())
+                values = std::move(more);
+            else
+                values.insert(values.end(), more.begin(), more.end());
         }
         if (!writer) continue;
         const Shape& shape = items[i].shape;

@@ -104,25 +104,24 @@ void for_each_tensor(int64_t layers, Visit visit) {
         all(names_of_layer(), fmt::format("h.{}.", i), fmt::format("model.layers.{}.", i));
 }
 
-// The number of layers among tensors whose names begin with `before`, a layer's number and a dot.
-template <class List>
-int64_t count_layers(const List& names, const std::string& before, const std::string& one) {
+// The number of layers. `has` says whether there is a tensor of a name: `before`, a layer's number
+// and `after`.
+template <class Has>
+int64_t count_layers(const Has& has, const std::string& before, const std::string& after) {
     int64_t layers = 0;
-    while (std::ranges::find(names, fmt::format("{}{}{}", before, layers, one)) != names.end())
-        ++layers;
+    while (has(fmt::format("{}{}{}", before, layers, after))) ++layers;
     return layers;
 }
 
 }  // namespace
 
 void add_gpt2_names(Safetensors& file) {
-    std::vector<std::string> names;
-    for (const auto& [name, entry] : file.entries()) names.push_back(name);
+    const auto has = [&](const std::string& name) { return file.contains(name); };
     for (const std::string prefix : {"transformer.", ""})  // the published file has none
         for_each_tensor(
-            count_layers(names, prefix + "h.", ".ln_1.weight"),
+            count_layers(has, prefix + "h.", ".ln_1.weight"),
             [&](const std::string& name, const std::vector<std::string>& ours, bool transposed) {
-                if (!file.contains(prefix + name)) return;
+                if (!has(prefix + name)) return;
                 file.add_parts(ours, prefix + name, transposed);
             });
 }
@@ -130,10 +129,10 @@ void add_gpt2_names(Safetensors& file) {
 std::vector<FileTensor> gpt2_tensors(const std::vector<std::string>& ours) {
     std::vector<FileTensor> tensors;
     const auto has = [&](const std::string& name) {
-        return std::ranges::find(ours, name) != ours.end();
+        return std::ranges::binary_search(ours, name);
     };
     for_each_tensor(
-        count_layers(ours, "model.layers.", ".input_layernorm.weight"),
+        count_layers(has, "model.layers.", ".input_layernorm.weight"),
         [&](const std::string& name, const std::vector<std::string>& parts, bool transposed) {
             if (has(parts.front())) tensors.push_back({"transformer." + name, parts, transposed});
         });

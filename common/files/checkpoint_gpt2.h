@@ -20,7 +20,7 @@ std::string gpt2_config_json(const LlamaConfig& config, const char* dtype);
 // for the transpose of the middle columns of "h.3.attn.c_attn.weight". Does nothing for others.
 void add_gpt2_names(Safetensors& file);
 
-// The tensors of a GPT-2's file, given the names of ours.
+// The tensors of a GPT-2's file, given the names of ours, sorted.
 std::vector<FileTensor> gpt2_tensors(const std::vector<std::string>& ours);
 
 }  // namespace ultrascale

@@ -40,6 +40,9 @@ inline void add_token(std::vector<TokenRange>& ranges, int64_t row, int64_t toke
 
 // The tokens that a rank's `rows` rows hold. Empty: all tokens of the micro-batch, in order.
 using TokensOfRows = std::function<std::vector<TokenRange>(int64_t rows)>;
+inline std::vector<TokenRange> ranges_of(const TokensOfRows& tokens, int64_t rows) {
+    return tokens ? tokens(rows) : std::vector<TokenRange>{{0, 0, rows}};
+}
 
 struct Dropout {
     float p = 0;
@@ -88,12 +91,9 @@ private:
                         Part part) const {
         const Random random(seed, "dropout " + path);
         const auto first = uint64_t(context.batch.first_sample * context.batch.sample_length());
-        const auto call = [&](const TokenRange& t) {
+        for (const TokenRange& t : ranges_of(tokens, x.rows()))
             part(Range{t.first_row, t.first_row + t.count}, random,
                  (first + uint64_t(t.first_token)) * uint64_t(x.cols()));
-        };
-        if (!tokens) return call({0, 0, x.rows()});
-        for (const TokenRange& range : tokens(x.rows())) call(range);
     }
 };
 

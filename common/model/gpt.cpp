@@ -63,8 +63,7 @@ template <class Part>
 static void for_each_range(const TokensOfRows& tokens, int64_t rows, const Context& context,
                            Part part) {
     const Tensor positions = context.batch.positions.view({context.batch.positions.numel()});
-    if (!tokens) return part(Range{0, rows}, positions);
-    for (const TokenRange& range : tokens(rows))
+    for (const TokenRange& range : ranges_of(tokens, rows))
         part(Range{range.first_row, range.first_row + range.count},
              positions.slice(range.first_token, range.first_token + range.count));
 }

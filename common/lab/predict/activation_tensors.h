@@ -9,9 +9,10 @@ namespace ultrascale {
 // Numbers are double: exact up to 2^53 (9 PB), and no overflow for a sequence of 10^12 tokens.
 struct TensorBytes {
     // In the residual stream:
-    double stream;  // (tokens, h): a residual, a norm's input or output
-    double rstd;    // (tokens), fp32: a norm's; LayerNorm has a mean, too
-    double mask;    // (tokens, h), a byte each: dropout's, if it is kept
+    double stream;          // (tokens, h): a residual, a norm's input or output
+    double rstd;            // (tokens), fp32: a norm's; LayerNorm has a mean, too
+    double mask;            // (tokens, h), a byte each: dropout's, if it is kept
+    double embedding_mask;  // the same of the embedding's dropout, if this rank has it
     // Inside a region, between a column linear's input and a row linear's output:
     double whole;        // (tokens, h): a column linear's input, a row linear's output
     double q, kv;        // (tokens, heads D): q or o; k or v
@@ -43,11 +44,13 @@ struct TensorBytes {
         stream = outside * double(s.hidden) * e, whole = inside * double(s.hidden) * e;
         const bool masks = s.model.keep_masks && s.model.dropout > 0;
         rstd = outside * (s.gpt ? 8 : 4), mask = masks ? outside * double(s.hidden) : 0;
+        embedding_mask = s.embedding ? mask : 0;
         q = inside * double(s.heads) * D * e, kv = inside * double(s.kv_heads) * D * e;
         lse = naive ? 0 : inside * double(s.heads) * 4;
         unnormed = s.head_norms ? q + 2 * kv + inside * double(s.heads + s.kv_heads) * 4 : 0;
         scores = naive ? inside * double(s.heads) * double(s.seq) * e : 0;
-        score_masks = masks && s.gpt ? scores / e * (1 + e) : 0;
+        const bool kept = masks && s.gpt && s.model.recompute != Recompute::selective;
+        score_masks = kept ? scores / e * (1 + e) : 0;
         features = inside * double(s.features) * e, up = s.gpt ? features : 2 * features;
         gelu = s.gpt && s.model.keep_masks ? features : 0;
         logits = inside * double(s.vocabulary) * e;

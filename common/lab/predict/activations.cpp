@@ -68,7 +68,8 @@ KeptActivations kept_activations(const LocalSizes& s) {
         kept.after_forward += t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits);
         kept.after_backward_input += chunks ? 0 : t.input + t.logits;
     }
-    if (s.embedding) kept.after_forward += t.mask, kept.after_backward_input += t.stream;
+    kept.after_forward += t.embedding_mask;
+    if (s.embedding) kept.after_backward_input += t.stream;
     return kept;
 }
 
@@ -88,8 +89,7 @@ double peak_of_forward(const LocalSizes& s) {
         in_layer = full ? s.feed_forward->forward_alone + 2 * t.stream
                         : s.feed_forward->forward - s.feed_forward->kept;
     if (s.layers == 0) in_layer = s.embedding ? t.stream + t.gathered : 0;
-    const double in_layers = kept_of_layers(s, s.layers) + in_layer,
-                 before = s.embedding ? t.mask : 0;
+    const double in_layers = kept_of_layers(s, s.layers) + in_layer, before = t.embedding_mask;
     if (!s.head) return before + in_layers;
     LocalSizes one = s;
     one.embedding = false, one.micro_batches = 1;
@@ -116,7 +116,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
         s.head ? t.stream + t.rstd + (chunks ? t.whole : t.input + t.logits) : 0;
     const std::pair<std::string, double> in_flight{
         "what forward kept of " + format_count(s.micro_batches - 1, "other micro-batch"),
-        double(s.micro_batches - 1) * (kept + head_kept + (s.embedding ? t.mask : 0))};
+        double(s.micro_batches - 1) * (kept + head_kept + t.embedding_mask)};
     // The backward of the last micro-batches has already run if that takes more.
     const std::pair<std::string, double> others{
         split ? fmt::format("what the head and {} keep", format_count(s.layers - 1, "other layer"))
@@ -132,8 +132,8 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     using Terms = std::vector<std::pair<std::string, double>>;
     const auto moment = [&](const char* when, Terms terms) {
         if (s.micro_batches > 1) terms.insert(terms.begin(), in_flight);
-        if (s.embedding && t.mask > 0)
-            terms.push_back({"the mask of the embedding's dropout", t.mask});
+        if (t.embedding_mask > 0)
+            terms.push_back({"the mask of the embedding's dropout", t.embedding_mask});
         moments.push_back({when, std::move(terms)});
     };
     if (s.embedding)
@@ -242,8 +242,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
             {"of the last layer: the first norm, q, k, v and log-sum-exp",
              norm + t.q + 2 * t.kv + t.lse},
             {"q, k and v before the norms of heads", t.unnormed},
-            {"probabilities",
-             t.scores + (s.model.recompute == Recompute::selective ? 0 : t.score_masks)},
+            {"probabilities", t.scores + t.score_masks},
             {"dy and the gradient of o", t.stream + dy_for_weights + t.q},
             {"delta", t.lse},
             {"dq, dk, dv", t.q + 2 * t.kv},
