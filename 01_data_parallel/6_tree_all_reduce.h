@@ -149,24 +149,16 @@ inline void tree_all_reduce(const Communicator& group, const Tensor& x, int64_t 
 }
 
 // --sync tree: sums the whole gradient in this way after the backward, like --sync ring.
-class TreeSync : public GradientSync {
+class TreeSync : public WholeGradientSync {
 public:
     TreeSync(ParameterList& parameters, const Mesh& mesh, int64_t chunks)
-        : GradientSync(parameters, mesh), chunks_(chunks) {
-        for (const auto& parameter : parameters)
-            check(&data_group(mesh, *parameter) == &ranks_,
-                  "tree: all gradients are summed over the same ranks");
-    }
-
-    void finish() override {
-        parameters_.check_complete();
-        const TraceName name(TraceName::whole, "gradients");
-        tree_all_reduce(ranks_, parameters_.flat_grads(), chunks_);
-        sum_over_replica_groups(parameters_, mesh_);
-    }
+        : WholeGradientSync(parameters, mesh), chunks_(chunks) {}
     int64_t chunks() const { return chunks_; }
 
 private:
+    void sum(const Tensor& gradients) const override {
+        tree_all_reduce(ranks_, gradients, chunks_);
+    }
     int64_t chunks_;
 };
 

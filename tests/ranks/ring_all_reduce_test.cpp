@@ -4,7 +4,7 @@
 #include "01_data_parallel/6_ring_all_reduce.h"
 #include "01_data_parallel/lab/latency_demo.h"
 #include "01_data_parallel/lab/predict.h"
-#include "comm_test.h"
+#include "own_all_reduce.h"
 
 using namespace ultrascale;
 using namespace ultrascale::data_parallel;
@@ -19,27 +19,14 @@ std::vector<int64_t> counts(int n) {
     return {0, 1, 2, 3, 7, 64, 1000, 4096 * n + 5, 8192 * n, 8192 * n + 77};
 }
 
-// Rank r's element i: an integer that differs from its neighbours. Even bf16 represents the sums
-// over 8 ranks exactly.
-template <class T>
-std::vector<T> integers(int r, int64_t count) {
-    std::vector<T> values;
-    for (int64_t i = 0; i < count; ++i) values.push_back(T(float((i * 5 + r * 3) % 17 + r)));
-    return values;
-}
-
 template <class T>
 void expect_equal_to_all_reduce(const Communicator& group) {
     for (RingDirections directions : ways_round) {
-        for (int64_t count : counts(group.size())) {
-            SCOPED_TRACE(fmt::format("{} of {} ranks, {} elements, directions {}", group.rank(),
-                                     group.size(), count, int(directions)));
-            const Tensor x = tensor(integers<T>(group.rank(), count)),
-                         y = tensor(integers<T>(group.rank(), count));
-            ring_all_reduce(group, x, directions);
-            group.all_reduce(y);
-            EXPECT_EQ(x.to_host_float(), y.to_host_float());
-        }
+        SCOPED_TRACE(fmt::format("directions {}", int(directions)));
+        for (int64_t count : counts(group.size()))
+            expect_equals_all_reduce<T>(group, count, [&](const Communicator& g, const Tensor& x) {
+                ring_all_reduce(g, x, directions);
+            });
     }
 }
 
@@ -105,33 +92,15 @@ TEST(RingAllReduce, RoundsOncePerAddition) {
 }
 
 TEST(RingAllReduce, AllRanksHaveTheSameBits) {
-    const Tensor x = tensor(numbers<float>(world().rank(), 5003)), rank_0_sum = blank<float>(5003);
-    ring_all_reduce(world(), x, RingDirections::both);
-    ops::copy(rank_0_sum, x);
-    world().broadcast(rank_0_sum, 0);
-    EXPECT_TRUE(same(x, rank_0_sum.to_host<float>()));
+    expect_same_bits_on_all_ranks([](const Communicator& g, const Tensor& x) {
+        ring_all_reduce(g, x, RingDirections::both);
+    });
 }
 
-// Neighbours in the group are not neighbours in the world, and the group has another order.
-TEST(RingAllReduce, InGroups) {
-    const int me = world().rank();
-    const Communicator interleaved = world().split(me % 2, -me, "interleaved"),
-                       uneven = world().split(me < 1, me, "uneven");
-    expect_equal_to_all_reduce<float>(interleaved);
-    expect_equal_to_all_reduce<float>(uneven);
-}
+TEST(RingAllReduce, InGroups) { for_groups(expect_equal_to_all_reduce<float>); }
 
 TEST(RingAllReduce, OfAViewAndOfAnyShape) {
-    const int n = world().size();
-    const Tensor whole = tensor(integers<float>(world().rank(), 40)),
-                 x = whole.slice(3, 33).view({2, 3, 5});
-    ring_all_reduce(world(), x);
-    std::vector<float> expected = integers<float>(world().rank(), 40);
-    for (int64_t i = 3; i < 33; ++i) {
-        expected[i] = 0;
-        for (int r = 0; r < n; ++r) expected[i] += integers<float>(r, 40)[i];
-    }
-    EXPECT_TRUE(same(whole, expected));
+    expect_sums_a_view([](const Communicator& g, const Tensor& x) { ring_all_reduce(g, x); });
 }
 
 // The ring takes 2(n-1) steps in each direction. After the reduce-scatter, chunk r is finished on

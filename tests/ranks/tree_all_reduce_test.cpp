@@ -2,7 +2,7 @@
 // every test on every rank.
 #include "01_data_parallel/6_tree_all_reduce.h"
 #include "01_data_parallel/lab/predict.h"
-#include "comm_test.h"
+#include "own_all_reduce.h"
 
 using namespace ultrascale;
 using namespace ultrascale::data_parallel;
@@ -14,27 +14,16 @@ const std::vector<int64_t> numbers_of_chunks = {1, 2, 7, 32};
 // stay below the size at which ops::add begins to use threads.
 const std::vector<int64_t> some_counts = {0, 1, 2, 3, 7, 64, 1000, 4099, 20011};
 
-// Rank r's element i: an integer that differs from its neighbours. Even bf16 represents the sums
-// over 8 ranks exactly.
-template <class T>
-std::vector<T> integers(int r, int64_t count) {
-    std::vector<T> values;
-    for (int64_t i = 0; i < count; ++i) values.push_back(T(float((i * 5 + r * 3) % 17 + r)));
-    return values;
+auto in_chunks(int64_t chunks) {
+    return [chunks](const Communicator& g, const Tensor& x) { tree_all_reduce(g, x, chunks); };
 }
 
 template <class T>
 void expect_equal_to_all_reduce(const Communicator& group) {
     for (int64_t chunks : numbers_of_chunks) {
-        for (int64_t count : some_counts) {
-            SCOPED_TRACE(fmt::format("{} of {} ranks, {} elements in 2 x {} chunks", group.rank(),
-                                     group.size(), count, chunks));
-            const Tensor x = tensor(integers<T>(group.rank(), count)),
-                         y = tensor(integers<T>(group.rank(), count));
-            tree_all_reduce(group, x, chunks);
-            group.all_reduce(y);
-            EXPECT_EQ(x.to_host_float(), y.to_host_float());
-        }
+        SCOPED_TRACE(fmt::format("2 x {} chunks", chunks));
+        for (int64_t count : some_counts)
+            expect_equals_all_reduce<T>(group, count, in_chunks(chunks));
     }
 }
 
@@ -45,34 +34,11 @@ TEST(TreeAllReduce, EqualsAllReduce) {
     expect_equal_to_all_reduce<bf16>(world());
 }
 
-// Neighbours in the group are not neighbours in the world, and the group has another order.
-TEST(TreeAllReduce, InGroups) {
-    const int me = world().rank();
-    const Communicator interleaved = world().split(me % 2, -me, "interleaved"),
-                       uneven = world().split(me < 1, me, "uneven");
-    expect_equal_to_all_reduce<float>(interleaved);
-    expect_equal_to_all_reduce<float>(uneven);
-}
+TEST(TreeAllReduce, InGroups) { for_groups(expect_equal_to_all_reduce<float>); }
 
-TEST(TreeAllReduce, AllRanksHaveTheSameBits) {
-    const Tensor x = tensor(numbers<float>(world().rank(), 5003)), rank_0_sum = blank<float>(5003);
-    tree_all_reduce(world(), x, 5);
-    ops::copy(rank_0_sum, x);
-    world().broadcast(rank_0_sum, 0);
-    EXPECT_TRUE(same(x, rank_0_sum.to_host<float>()));
-}
+TEST(TreeAllReduce, AllRanksHaveTheSameBits) { expect_same_bits_on_all_ranks(in_chunks(5)); }
 
-TEST(TreeAllReduce, OfAViewAndOfAnyShape) {
-    const Tensor whole = tensor(integers<float>(world().rank(), 40)),
-                 x = whole.slice(3, 33).view({2, 3, 5});
-    tree_all_reduce(world(), x, 4);
-    std::vector<float> expected = integers<float>(world().rank(), 40);
-    for (int64_t i = 3; i < 33; ++i) {
-        expected[i] = 0;
-        for (int r = 0; r < world().size(); ++r) expected[i] += integers<float>(r, 40)[i];
-    }
-    EXPECT_TRUE(same(whole, expected));
-}
+TEST(TreeAllReduce, OfAViewAndOfAnyShape) { expect_sums_a_view(in_chunks(4)); }
 
 TEST(TreeAllReduce, CommunicatesWhatIsPredicted) {
     const int n = world().size(), me = world().rank();
