@@ -5,6 +5,7 @@
 #include "checkpoint.h"
 #include "checkpoint_experts.h"
 #include "checkpoint_gpt2.h"
+#include "checkpoint_latent.h"
 #include "json_fields.h"
 #include "strict_json.h"
 
@@ -101,17 +102,17 @@ std::string config_json(const LlamaConfig& c, DType dtype) {
         {"dtype", torch_name},
         {"use_cache", true},
     };
+    if (c.latent) write_latent(config, c);
     if (c.experts.count > 0) write_experts(config, c);
     return config.dump(2) + "\n";
 }
 
 static std::string read_model_type(const Fields& fields) {
     static constexpr std::pair<const char*, const char*> supported[] = {
-        {"llama", "LlamaForCausalLM"},
-        {"gpt2", "GPT2LMHeadModel"},
-        {"mixtral", "MixtralForCausalLM"},
-        {"qwen3_moe", "Qwen3MoeForCausalLM"},
-        {"deepseek", "DeepseekForCausalLM"}};
+        {"llama", "LlamaForCausalLM"},           {"gpt2", "GPT2LMHeadModel"},
+        {"mixtral", "MixtralForCausalLM"},       {"qwen3_moe", "Qwen3MoeForCausalLM"},
+        {"deepseek", "DeepseekForCausalLM"},     {"deepseek_v2", "DeepseekV2ForCausalLM"},
+        {"deepseek_v3", "DeepseekV3ForCausalLM"}};
     const json *type = fields.find("model_type"), *architectures = fields.find("architectures");
     if (!type && !architectures) user_error("{}: lacks the field \"model_type\"", fields.where());
     for (const auto& [name, architecture] : supported) {
@@ -123,8 +124,8 @@ static std::string read_model_type(const Fields& fields) {
         user_error("{}: architectures = {} is not supported", fields.where(),
                    printable(architectures->dump()));
     user_error(
-        "{}: model_type = {} is not supported; \"llama\", \"gpt2\", \"mixtral\", \"qwen3_moe\" and "
-        "\"deepseek\" are",
+        "{}: model_type = {} is not supported; \"llama\", \"gpt2\", \"mixtral\", \"qwen3_moe\", "
+        "\"deepseek\", \"deepseek_v2\" and \"deepseek_v3\" are",
         fields.where(), printable(type->dump()));
 }
 
@@ -136,10 +137,10 @@ struct ModelDefaults {
     double norm_eps, rope_theta;
 };
 static const ModelDefaults& defaults_of(const std::string& model_type) {
-    static constexpr ModelDefaults all[] = {{"llama", 0, 2048, 1e-6, 10000},
-                                            {"deepseek", 0, 2048, 1e-6, 10000},
-                                            {"mixtral", 8, 131072, 1e-5, 1e6},
-                                            {"qwen3_moe", 4, 32768, 1e-6, 10000}};
+    static constexpr ModelDefaults all[] = {
+        {"llama", 0, 2048, 1e-6, 10000},       {"deepseek", 0, 2048, 1e-6, 10000},
+        {"deepseek_v2", 0, 2048, 1e-6, 10000}, {"deepseek_v3", 0, 4096, 1e-6, 10000},
+        {"mixtral", 8, 131072, 1e-5, 1e6},     {"qwen3_moe", 4, 32768, 1e-6, 10000}};
     return *std::ranges::find(all, model_type, &ModelDefaults::model_type);
 }
 
@@ -214,8 +215,11 @@ static LlamaConfig read_llama(const Fields& fields, const json& object,
                        says_kv_heads || defaults.kv_heads == 0 ? config.heads : defaults.kv_heads);
     config.ffn = fields.integer("intermediate_size");
     config.vocab = fields.integer("vocab_size");
-    config.head_dim = fields.integer("head_dim", 0);
-    if (!fields.find("head_dim")) {
+    if (is_latent(model_type)) {
+        read_latent(fields, config);
+    } else if (fields.find("head_dim")) {
+        config.head_dim = fields.integer("head_dim");
+    } else {
         if (config.heads > 0 && config.hidden % config.heads != 0)
             user_error(
                 "{}: hidden_size = {} is not a multiple of num_attention_heads = {}, and head_dim "

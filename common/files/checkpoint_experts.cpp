@@ -1,5 +1,7 @@
 #include "checkpoint_experts.h"
 
+#include "checkpoint_latent.h"
+
 namespace ultrascale {
 
 using json = nlohmann::json;
@@ -27,6 +29,15 @@ int64_t first_dense_of_qwen(const Fields& fields) {
     return int64_t(dense->size());
 }
 
+// Only DeepSeek-V3's code always has the same router and does not write what it is.
+std::string text_of(const Fields& fields, const char* field, const char* otherwise) {
+    const json* value = fields.find(field);
+    return !value ? otherwise : value->is_string() ? value->get<std::string>() : value->dump();
+}
+std::string topk_method(const Fields& fields, const std::string& model_type) {
+    return text_of(fields, "topk_method", model_type == "deepseek_v3" ? "noaux_tc" : "greedy");
+}
+
 // The loss that balances the experts' loads. transformers computes its own if the router's logits
 // are an output, whatever the coefficient is; DeepSeek's code computes it whenever aux_loss_alpha
 // is not 0. (For losses that DeepSeek's code does not have, this project writes transformers'
@@ -35,12 +46,11 @@ void read_balance(const Fields& fields, const std::string& model_type, ExpertsCo
     const double coefficient = fields.number("router_aux_loss_coef", 0.001);
     const bool adds_loss = fields.flag("output_router_logits");
     if (adds_loss) e.aux_coefficient = coefficient;
-    if (model_type != "deepseek") {
+    if (!model_type.starts_with("deepseek")) {
         if (adds_loss) e.aux = Aux::hf;
         return;
     }
-    const json* method = fields.find("topk_method");
-    const bool by_bias = method && *method == "noaux_tc";
+    const bool by_bias = topk_method(fields, model_type) == "noaux_tc";
     const bool in_transformers_fields =
         fields.find("output_router_logits") && !fields.find("aux_loss_alpha");
     const double alpha = fields.number("aux_loss_alpha", by_bias ? 0 : 0.001);
@@ -50,37 +60,51 @@ void read_balance(const Fields& fields, const std::string& model_type, ExpertsCo
         e.aux_coefficient = alpha, e.aux = sequence ? Aux::sequence : Aux::megatron;
 }
 
-void read_deepseek(const Fields& fields, ExpertsConfig& e) {
+void read_deepseek(const Fields& fields, const std::string& model_type, ExpertsConfig& e) {
+    const bool v2 = model_type == "deepseek_v2", v3 = model_type == "deepseek_v3";
     fields.only("moe_layer_freq", 1);
+    if (v2) fields.only("norm_topk_prob", false);
     e.ffn = fields.integer("moe_intermediate_size");
     e.shared = fields.integer("n_shared_experts", 0);
-    e.first_dense = fields.integer("first_k_dense_replace", 0);
-    e.router.renormalise = fields.flag("norm_topk_prob");
+    e.router.renormalise = fields.find("norm_topk_prob") ? fields.flag("norm_topk_prob") : v3;
     e.router.scaling = fields.number("routed_scaling_factor", 1);
     e.router.groups = fields.integer("n_group", 1);
     e.router.top_groups = fields.integer("topk_group", e.router.groups);
-    const json* score = fields.find("scoring_func");
-    if (score && *score != "softmax" && *score != "sigmoid")
+    if (v2) e.router.groups = e.router.top_groups = 1;  // "greedy" has no groups
+    const std::string score = text_of(fields, "scoring_func", v3 ? "sigmoid" : "softmax"),
+                      method = topk_method(fields, model_type);
+    if (score != "softmax" && score != "sigmoid")
         user_error("{}: scoring_func = {} is not supported; \"softmax\" and \"sigmoid\" are",
-                   fields.where(), printable(score->dump()));
-    if (score && *score == "sigmoid") e.router.score = RouterScore::sigmoid;
-    const json* method = fields.find("topk_method");
-    if (method && *method != "greedy" && *method != "noaux_tc")
+                   fields.where(), printable(fields.find("scoring_func")->dump()));
+    if (score == "sigmoid") e.router.score = RouterScore::sigmoid;
+    if (method != "greedy" && method != "noaux_tc")
         user_error("{}: topk_method = {} is not supported; \"greedy\" and \"noaux_tc\" are",
-                   fields.where(), printable(method->dump()));
-    e.selection_bias = method && *method == "noaux_tc";
+                   fields.where(), printable(fields.find("topk_method")->dump()));
+    e.selection_bias = method == "noaux_tc";
 }
 
 }  // namespace
 
 void read_experts(const Fields& fields, const std::string& model_type, LlamaConfig& config) {
     ExpertsConfig& e = config.experts;
+    if (model_type.starts_with("deepseek"))
+        e.first_dense =
+            fields.integer("first_k_dense_replace", model_type == "deepseek_v3" ? 3 : 0);
+    if (is_latent(model_type) && e.first_dense >= config.layers) {  // all layers are dense
+        e = {};
+        fields.understands({"num_experts_per_tok", "moe_intermediate_size", "n_shared_experts",
+                            "n_routed_experts", "num_local_experts", "norm_topk_prob", "n_group",
+                            "topk_group", "topk_method", "scoring_func", "moe_layer_freq",
+                            "routed_scaling_factor", "output_router_logits", "aux_loss_alpha",
+                            "seq_aux", "router_aux_loss_coef"});
+        return;
+    }
     e.count = number_of_experts(fields);
     if (e.count < 1)
         user_error("{}: the number of experts = {} is not positive", fields.where(), e.count);
     e.router.top_k = fields.integer("num_experts_per_tok");
     read_balance(fields, model_type, e);
-    if (model_type == "deepseek") return read_deepseek(fields, e);
+    if (model_type.starts_with("deepseek")) return read_deepseek(fields, model_type, e);
     if (model_type == "mixtral") {
         fields.only("sliding_window", nullptr);
         fields.only("router_jitter_noise", 0.0);
@@ -98,14 +122,16 @@ void read_experts(const Fields& fields, const std::string& model_type, LlamaConf
 void write_experts(ordered_json& config, const LlamaConfig& c) {
     const ExpertsConfig& e = c.experts;
     const std::string type = model_type(c);
-    config["model_type"] = type;
-    config["architectures"] = {type == "mixtral"     ? "MixtralForCausalLM"
-                               : type == "qwen3_moe" ? "Qwen3MoeForCausalLM"
-                                                     : "DeepseekForCausalLM"};
+    if (!c.latent) {  // write_latent has written them
+        config["model_type"] = type;
+        config["architectures"] = {type == "mixtral"     ? "MixtralForCausalLM"
+                                   : type == "qwen3_moe" ? "Qwen3MoeForCausalLM"
+                                                         : "DeepseekForCausalLM"};
+    }
     config["num_experts_per_tok"] = e.router.top_k;
     // A loss that the model's own code does not have is recorded only in the training state.
     const Aux aux = e.aux.value_or(Aux::hf);
-    if (type == "deepseek" && (aux == Aux::sequence || aux == Aux::megatron)) {
+    if (type.starts_with("deepseek") && (aux == Aux::sequence || aux == Aux::megatron)) {
         config["aux_loss_alpha"] = e.aux_coefficient;
         config["seq_aux"] = aux == Aux::sequence;
     } else {

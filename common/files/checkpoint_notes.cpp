@@ -36,8 +36,7 @@ private:
     void add_layer(int64_t index) {
         const std::string layer = fmt::format("model.layers.{}.", index);
         for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) add(layer + norm);
-        for (const char* of : {"q", "k", "v", "o"})
-            add(fmt::format("{}self_attn.{}_proj", layer, of));
+        add_attention(layer + "self_attn.");
         if (config_.head_norms) add(layer + "self_attn.q_norm"), add(layer + "self_attn.k_norm");
         if (!config_.has_experts(index)) return add_swiglu(layer + "mlp.");
         const ExpertsConfig& e = config_.experts;
@@ -46,6 +45,15 @@ private:
             add_swiglu(fmt::format("{}mlp.experts.{}.", layer, i));
         if (e.shared > 0) add_swiglu(layer + "mlp.shared_experts.");
         if (e.selection_bias) all_.insert(layer + "mlp.gate.e_score_correction_bias");
+    }
+    void add_attention(const std::string& path) {
+        std::vector<const char*> names = {"q_proj", "k_proj", "v_proj", "o_proj"};
+        if (config_.latent) names = {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"};
+        if (config_.latent.q_rank > 0)
+            names.insert(names.end(), {"q_a_proj", "q_a_layernorm", "q_b_proj"});
+        else if (config_.latent)
+            names.push_back("q_proj");
+        for (const char* name : names) add(path + name);
     }
     void add_swiglu(const std::string& path) {
         for (const char* of : {"gate", "up", "down"}) add(fmt::format("{}{}_proj", path, of));

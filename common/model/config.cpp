@@ -38,6 +38,10 @@ const std::vector<Preset>& presets() {
          {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 4, .head_dim = 16, .ffn = 384,
           .vocab = 256, .default_seq = 128,
           .experts = {.count = 8, .ffn = 96, .router = {.top_k = 2}, .aux_coefficient = 0.01}}},
+        {"latent-nano",
+         {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 8, .head_dim = 48, .ffn = 384,
+          .vocab = 256, .norm_eps = 1e-6, .default_seq = 128,
+          .latent = {.q_rank = 32, .kv_rank = 16, .nope_dim = 32, .rope_dim = 16, .v_dim = 32}}},
         {"gpt-nano",
          {.layers = 8, .hidden = 128, .heads = 8, .kv_heads = 8, .head_dim = 16, .ffn = 512,
           .vocab = 256, .tied = true, .max_positions = 1024, .default_seq = 128, .gpt = true}},
@@ -123,6 +127,26 @@ static void validate_experts(const LlamaConfig& c) {
         user_error("config: router_aux_loss_coef = {} is not 0 or more", e.aux_coefficient);
 }
 
+static void validate_latent(const LlamaConfig& c) {
+    const LatentConfig& l = c.latent;
+    in_range("q_lora_rank", l.q_rank, 1'000'000, 0);
+    in_range("kv_lora_rank", l.kv_rank, 1'000'000);
+    in_range("qk_nope_head_dim", l.nope_dim, 100'000, 0);
+    in_range("qk_rope_head_dim", l.rope_dim, 100'000, 0);
+    in_range("v_head_dim", l.v_dim, 100'000);
+    if (l.rope_dim % 2 != 0)
+        user_error("config: qk_rope_head_dim = {} is odd; rotary embedding rotates pairs",
+                   l.rope_dim);
+    if (l.v_dim > c.head_dim)
+        user_error(
+            "config: v_head_dim = {} is larger than qk_nope_head_dim + qk_rope_head_dim = {}: "
+            "values are padded to the size of keys",
+            l.v_dim, c.head_dim);
+    if (c.gpt || c.head_norms || c.kv_heads != c.heads || c.head_dim != l.nope_dim + l.rope_dim)
+        user_error(
+            "config: latent attention has a key and a value for each head, and no norms of heads");
+}
+
 void validate(const LlamaConfig& c) {
     in_range("num_hidden_layers", c.layers, 100'000);
     in_range("hidden_size", c.hidden, 10'000'000);
@@ -139,6 +163,7 @@ void validate(const LlamaConfig& c) {
                    c.head_dim);
     if (c.gpt && (c.kv_heads != c.heads || c.experts.count != 0 || c.head_norms))
         user_error("config: a GPT-2 has as many key-value heads as heads, and no experts");
+    if (c.latent) validate_latent(c);
     if (c.experts.count != 0) validate_experts(c);
     if (c.head_norms && std::string(model_type(c)) != "qwen3_moe")
         user_error(
@@ -157,6 +182,7 @@ void validate(const LlamaConfig& c) {
 
 void only_llama(const LlamaConfig& c, const std::string& what) {
     if (c.gpt) user_error("{} knows a Llama's parts; this model is a GPT", what);
+    if (c.latent) user_error("{} knows a Llama's parts; this model has latent attention", what);
 }
 
 // Counts the parameters of `experts` of the router's experts.
@@ -167,7 +193,11 @@ static int64_t count_parameters(const LlamaConfig& c, int64_t experts) {
                            6 * c.hidden + c.ffn) +
                2 * c.hidden;
     const int64_t h = c.hidden, embeddings = c.vocab * h * (c.tied ? 1 : 2);
-    const int64_t attention = h * (c.q_size() + 2 * c.kv_size()) + c.q_size() * h;
+    const LatentConfig& l = c.latent;
+    const int64_t latent = h * l.rank() + l.q_rank + l.kv_rank +
+                           (l.q_rank > 0 ? l.q_rank : h) * c.q_size() +
+                           l.kv_rank * c.heads * (l.nope_dim + l.v_dim) + c.o_size() * h,
+                  attention = l ? latent : h * (c.q_size() + 2 * c.kv_size()) + c.q_size() * h;
     const int64_t norms = 2 * h + (c.head_norms ? 2 * c.head_dim : 0);
     const ExpertsConfig& e = c.experts;
     const int64_t sparse = e.count > 0 ? c.layers - e.first_dense : 0;
@@ -183,6 +213,11 @@ const char* model_type(const LlamaConfig& c) {
     const ExpertsConfig& e = c.experts;
     const ops::RouterSettings& r = e.router;
     if (c.gpt) return "gpt2";
+    if (c.latent) {
+        const bool v2 = e.count > 0 && r.score == ops::RouterScore::softmax && !e.selection_bias &&
+                        !r.renormalise && r.groups == 1;
+        return v2 ? "deepseek_v2" : "deepseek_v3";
+    }
     if (e.count == 0) return "llama";
     if (r.score != ops::RouterScore::softmax || r.groups != 1 || r.scaling != 1 ||
         e.selection_bias || e.shared > 0)
@@ -197,10 +232,11 @@ ExpertNames expert_names(const LlamaConfig& config) {
 }
 
 std::vector<float> rope_frequencies(const LlamaConfig& c) {
-    std::vector<float> frequencies(c.head_dim / 2);
+    const int64_t D = c.latent ? c.latent.rope_dim : c.head_dim;
+    std::vector<float> frequencies(D / 2);
     if (c.gpt) return frequencies;
-    for (int64_t i = 0; i < c.head_dim / 2; ++i) {
-        double f = std::pow(c.rope_theta, -2.0 * double(i) / double(c.head_dim));
+    for (int64_t i = 0; i < D / 2; ++i) {
+        double f = std::pow(c.rope_theta, -2.0 * double(i) / double(D));
         if (c.rope_scaling.type == RopeScaling::Type::llama3) {
             // Low frequencies (long wavelengths) are divided by `factor`, high ones are kept, and
             // those in between are interpolated.

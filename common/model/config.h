@@ -33,6 +33,17 @@ struct ExpertsConfig {
     std::optional<Aux> aux = {};  // the loss a checkpoint was trained with, if it says so
 };
 
+// Latent attention (latent.h). LlamaConfig::head_dim is then nope_dim + rope_dim, and kv_heads is
+// heads. The names are those of config.json: q_lora_rank, ..., v_head_dim.
+struct LatentConfig {
+    int64_t q_rank = 0;                  // numbers of the queries' latent; 0: queries are made of x
+    int64_t kv_rank = 0;                 // of the latent of keys and values; 0: no latent attention
+    int64_t nope_dim = 0, rope_dim = 0;  // of a query's or key's head: without and with position
+    int64_t v_dim = 0;                   // of a value's head
+    explicit operator bool() const { return kv_rank > 0; }
+    int64_t rank() const { return q_rank + kv_rank + rope_dim; }  // numbers made of x, with k's
+};
+
 struct LlamaConfig {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab;
     bool tied = false;  // the output head shares the embedding's weight
@@ -44,11 +55,13 @@ struct LlamaConfig {
     ExpertsConfig experts = {};
     // A GPT-2 (gpt.h) instead of a Llama. It has max_positions learned positions.
     bool gpt = false;
+    LatentConfig latent = {};
 
     // A feed-forward's: gate, up and down of SwiGLU, or up and down.
     int64_t ffn_matrices() const { return gpt ? 2 : 3; }
     int64_t q_size() const { return heads * head_dim; }
     int64_t kv_size() const { return kv_heads * head_dim; }
+    int64_t o_size() const { return heads * (latent ? latent.v_dim : head_dim); }
     bool has_experts(int64_t layer) const {
         return experts.count > 0 && layer >= experts.first_dense;
     }
@@ -58,20 +71,24 @@ struct LlamaConfig {
 // kv_heads, odd head_dim, zero or absurd sizes).
 void validate(const LlamaConfig& config);
 
-// Throws UserError if the model is a GPT: `what` ("--demo memory") is written for a Llama's parts.
+// Throws UserError if the model is a GPT or has latent attention: `what` ("--demo memory") is
+// written for a Llama's parts.
 void only_llama(const LlamaConfig& config, const std::string& what);
 
 // The number of parameters, with a tied weight counted once:
 //   V h (twice if untied) + L (2 h + h (H D + 2 K D) + H D h + 3 h F) + h
 // With head norms a layer has 2 D more; with experts it has E h + (E + shared) 3 h F_e in place of
-// 3 h F. (A router's bias is a buffer.) A tied GPT has (V + P) h + L (4 h^2 + 2 h F + 9 h + F) + 2
+// 3 h F. (A router's bias is a buffer.) With latent attention a layer's second and third terms are
+//   h (Rq + Rkv + R) + Rq + Rkv + Rq H D + Rkv H (P + V) + H V h
+// with latents of Rq and Rkv, and heads of P + R = D and V; Rq = 0: h H D for the queries. A tied GPT has (V + P) h + L (4 h^2 + 2 h F + 9 h + F) + 2
 // h with P positions.
 int64_t parameter_count(const LlamaConfig& config);
 // The parameters that one token uses: those of only k of the E experts.
 int64_t active_parameter_count(const LlamaConfig& config);
 
-// "llama", "gpt2", "mixtral", "qwen3_moe" or "deepseek": the model_type of its config.json. A model
-// with experts that is neither Mixtral's nor Qwen 3's is written as DeepSeek's.
+// "llama", "gpt2", "mixtral", "qwen3_moe", "deepseek", "deepseek_v2" or "deepseek_v3": the
+// model_type of its config.json. A model with experts that is neither Mixtral's nor Qwen 3's is
+// written as DeepSeek's; with latent attention as DeepSeek-V2's or V3's, which differ in the router.
 const char* model_type(const LlamaConfig& config);
 // The names that this model_type gives to a layer's experts: "model.layers.3.BLOCK.gate.weight",
 // "model.layers.3.BLOCK.experts.5.GATE.weight", and the latter also with "up" and "down". Shared
@@ -87,7 +104,7 @@ ExpertNames expert_names(const LlamaConfig& config);
 LlamaConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 
-// Inverse frequencies theta^(-2i/D), i < D/2, rescaled for rope_type "llama3" (Llama 3.1's
+// Inverse frequencies theta^(-2i/D), i < D/2 (with latent attention R instead of D), rescaled for rope_type "llama3" (Llama 3.1's
 // long-context scaling). All zero for a GPT, which does not rotate.
 std::vector<float> rope_frequencies(const LlamaConfig& config);
 

@@ -4,6 +4,7 @@
 
 #include "core/error.h"
 #include "gpt.h"
+#include "latent.h"
 
 namespace ultrascale {
 
@@ -66,6 +67,14 @@ ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions&
     factories.attention = [options](const ModulePath&) -> std::unique_ptr<AttentionCore> {
         if (options.attention == AttentionKind::flash) return std::make_unique<FlashAttention>();
         return std::make_unique<NaiveAttention>(options.recompute == Recompute::selective);
+    };
+    factories.self_attention = [config, options](
+                                   ParameterList& list, const ModuleFactories& factories,
+                                   const ModulePath& path) -> std::unique_ptr<SelfAttention> {
+        if (!config.latent)
+            return std::make_unique<GroupedQueryAttention>(list, config, factories, path);
+        return std::make_unique<LatentAttention>(list, config, factories, path,
+                                                 options.recompute == Recompute::selective);
     };
     factories.feed_forward = [config, options](
                                  ParameterList& list, const ModuleFactories& factories,

@@ -9,60 +9,25 @@ namespace ultrascale {
 
 // ---- layer --------------------------------------------------------------------------------------
 
-Layer::Layer(ParameterList& list, const LlamaConfig& config, const ModuleFactories& factories,
-             int64_t index, Recompute recompute)
-    : heads_(factories.heads),
-      kv_heads_(factories.kv_heads),
-      head_dim_(config.head_dim),
-      recompute_(recompute) {
+Layer::Layer(ParameterList& list, const ModuleFactories& factories, int64_t index,
+             Recompute recompute)
+    : recompute_(recompute) {
     const ModulePath layer{index, fmt::format("model.layers.{}", index)};
-    const ModulePath attention = layer.part("self_attn");
     input_norm_ = factories.norm(list, layer.part("input_layernorm"));
-    const ModuleFactories::LinearShape qkv = {
-        {{"q_proj", config.q_size()}, {"k_proj", config.kv_size()}, {"v_proj", config.kv_size()}},
-        config.hidden};
-    qkv_proj_ = factories.linear(list, factories, attention, LinearRole::column, qkv);
-    head_norms_ = factories.head_norms(list, attention);
-    attention_ = factories.attention(attention);
-    o_proj_ = factories.linear(list, factories, attention, LinearRole::row,
-                               {{{"o_proj", config.hidden}}, config.q_size()});
+    self_attention_ = factories.self_attention(list, factories, layer.part("self_attn"));
     post_attention_norm_ = factories.norm(list, layer.part("post_attention_layernorm"));
     feed_forward_ = factories.feed_forward(list, factories, layer);
     checkpoint_ = factories.checkpoint(layer);
-    frequencies_ =
-        Tensor::from_host<float>(rope_frequencies(config), {head_dim_ / 2}, Memory::workspace);
 }
 
 Tensor Layer::attention(const Tensor& x, Saved& saved, Context& context) {
     Tensor normed = input_norm_->forward(x, saved["input_layernorm"], context);  // (B, T, h)
-    Tensor qkv = qkv_proj_->forward(normed, saved["qkv_proj"], context);  // (B, T, (H + 2K) D)
-    normed = {};  // `= {}` releases an activation: it is freed here unless `saved` keeps it
-    const int64_t B = qkv.size(0), T = qkv.size(1), H = heads_, K = kv_heads_;
-    check(B == context.batch.sequences() && T == context.batch.length(),
-          "attention: a layer's input must be (B, T, h) with the batch's B and T");
-    if (head_norms_) qkv = head_norms_->forward(qkv, H + K, saved["head_norms"], context);
-    Tensor q = activation({B, T, H, head_dim_}, qkv.dtype());  // (B, T, H, D)
-    Tensor k = activation({B, T, K, head_dim_}, qkv.dtype());  // (B, T, K, D)
-    Tensor v = activation({B, T, K, head_dim_}, qkv.dtype());  // (B, T, K, D)
-    ops::rope_forward(q, k, v, qkv, context.batch.positions, frequencies_);
-    qkv = {};
-    Tensor o = attention_->forward(q, k, v, saved["attention"], context);  // (B, T, H, D)
-    return o_proj_->forward(o.view({B, T, H * head_dim_}), saved["o_proj"], context, x);
+    return self_attention_->forward(std::move(normed), x, saved, context);
 }
 
 Tensor Layer::attention_backward(const Tensor& dy, Saved& saved, Context& context,
                                  WeightGradient when) {
-    Tensor d_o = o_proj_->backward(dy, saved["o_proj"], context, when);  // (B, T, H D)
-    const int64_t B = d_o.size(0), T = d_o.size(1), H = heads_, K = kv_heads_;
-    auto [dq, dk, dv] = attention_->backward(d_o.view({B, T, H, head_dim_}), saved["attention"],
-                                             context);  // as q, k, v
-    d_o = {};
-    Tensor dqkv = activation({B, T, (H + 2 * K) * head_dim_}, dq.dtype());  // (B, T, (H + 2K) D)
-    ops::rope_backward(dqkv, dq, dk, dv, context.batch.positions, frequencies_);
-    dq = {}, dk = {}, dv = {};
-    if (head_norms_) head_norms_->backward(dqkv, saved["head_norms"], context);
-    Tensor dnormed = qkv_proj_->backward(dqkv, saved["qkv_proj"], context, when);  // (B, T, h)
-    dqkv = {};
+    Tensor dnormed = self_attention_->backward(dy, saved, context, when);  // (B, T, h)
     return input_norm_->backward(dnormed, dy, saved["input_layernorm"], context);
 }
 
@@ -101,8 +66,7 @@ Tensor Layer::backward(Tensor dy, Saved& saved, Context& context, WeightGradient
 
 void Layer::backward_weight(Saved& saved, Context& context) {
     feed_forward_->backward_weight(saved["mlp"], context);
-    o_proj_->backward_weight(saved["o_proj"], context);
-    qkv_proj_->backward_weight(saved["qkv_proj"], context);
+    self_attention_->backward_weight(saved, context);
 }
 
 // ---- model --------------------------------------------------------------------------------------
@@ -134,8 +98,7 @@ Llama::Llama(const LlamaConfig& config, const ModelOptions& options,
         units_.back().reads_in_backward = false;
     }
     for (int64_t i = stage.first_layer; i < stage.last_layer; ++i) {
-        layers_.push_back(
-            std::make_unique<Layer>(parameters_, config, factories, i, options.recompute));
+        layers_.push_back(std::make_unique<Layer>(parameters_, factories, i, options.recompute));
         close_unit(fmt::format("layers.{}", i));
     }
     if (stage.head) {

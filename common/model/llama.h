@@ -1,7 +1,7 @@
 // The model: parts combined into layers, and layers into a Llama or a range of one.
 //
 //   tokens -> embedding
-//          -> [ x + o_proj(attention(rope(qkv_proj(norm(x))))) ;    (Qwen 3: rope(norm(q, k)))
+//          -> [ x + o_proj(attention(rope(qkv_proj(norm(x))))) ;    self_attention.h, or latent.h
 //               x + down(silu(gate(norm(x))) * up(norm(x))) ] * L
 //          -> norm -> head -> loss
 // The parameters' names are Hugging Face's. With pipelines a process may hold several ranges of
@@ -10,6 +10,7 @@
 
 #include "core/trace.h"
 #include "parts.h"
+#include "self_attention.h"
 
 namespace ultrascale {
 
@@ -56,6 +57,14 @@ struct ModulePath {
 // sends, `gemm` how it multiplies.
 struct ModuleFactories {
     int64_t heads, kv_heads;  // held by this rank
+    // What all heads share and every rank has whole (latent attention's latents): the groups over
+    // which its gradients are summed, "tp" if ranks see other tokens of the stream. enter() takes
+    // such a tensor from the stream to the heads, leave() its gradient back, of which each rank
+    // then has the summand of its heads. Empty functions: there is nothing to do.
+    struct {
+        std::vector<std::string> summed_over;
+        std::function<Tensor(const Tensor&)> enter, leave;
+    } shared_by_heads = {};
     // A linear's shape: its stacked parameters by name, with their global row counts (e.g. "q_proj"
     // in model.layers.3.self_attn with H D rows), and the columns that they share.
     struct LinearShape {
@@ -71,6 +80,8 @@ struct ModuleFactories {
     Factory<Norm, ParameterList&, const ModulePath&> norm;
     Factory<HeadNorms, ParameterList&, const ModulePath&> head_norms;  // self_attn; may be none
     Factory<AttentionCore, const ModulePath&> attention;               // at the layer's self_attn
+    Factory<SelfAttention, ParameterList&, const ModuleFactories&, const ModulePath&>
+        self_attention;  // at self_attn; of the parts above
     Factory<FeedForward, ParameterList&, const ModuleFactories&, const ModulePath&>
         feed_forward;                                   // at the layer
     Factory<Checkpoint, const ModulePath&> checkpoint;  // at the layer
@@ -91,8 +102,8 @@ Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
 
 class Layer {
 public:
-    Layer(ParameterList& parameters, const LlamaConfig& config, const ModuleFactories& factories,
-          int64_t index, Recompute recompute);
+    Layer(ParameterList& parameters, const ModuleFactories& factories, int64_t index,
+          Recompute recompute);
 
     // x, dy and the results: (B, T, h), or the technique's own layout of the residual stream.
     Tensor forward(const Tensor& x, Saved& saved, Context& context);
@@ -107,13 +118,9 @@ private:
     Tensor feed_forward_backward(const Tensor& dy, Saved& saved, Context& context,
                                  WeightGradient when);
 
-    int64_t heads_, kv_heads_, head_dim_;
     Recompute recompute_;
-    Tensor frequencies_;  // (D / 2)
     std::unique_ptr<Norm> input_norm_, post_attention_norm_;
-    std::unique_ptr<Linear> qkv_proj_, o_proj_;
-    std::unique_ptr<HeadNorms> head_norms_;  // or none
-    std::unique_ptr<AttentionCore> attention_;
+    std::unique_ptr<SelfAttention> self_attention_;
     std::unique_ptr<FeedForward> feed_forward_;
     std::unique_ptr<Checkpoint> checkpoint_;
 };

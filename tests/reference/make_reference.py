@@ -3,8 +3,8 @@
 
     python3 tests/reference/make_reference.py [NAME ...]   # torch 2.15, transformers 5.24; a minute
 
-It writes a folder that `--load` and `--data` read for each of three tiny Llamas and a GPT-2 (or
-only for those that are named):
+It writes a folder that `--load` and `--data` read for each of three tiny Llamas, a GPT-2 and two
+models with latent attention (or only for those that are named):
 
     gqa_untied    grouped-query attention, untied head; one fp32 file; config.json as
                   transformers 5 writes it
@@ -13,6 +13,9 @@ only for those that are named):
     llama3_bf16   rope_type llama3 (the legacy key "type"), untied; bf16, two shards with an index;
                   config.json as transformers 4 wrote it
     gpt2          feed-forward of another size than 4 h, tied head; one fp32 file
+    latent        DeepSeek-V3 with dense layers only: all sizes of its heads differ, and rms_norm_eps
+                  is not that of the latents' norms
+    latent_no_q   DeepSeek-V2 with dense layers only, whose queries are not compressed
 
 and in each folder expected.json: losses and gradient norms (before clipping) of AdamW steps, in
 float64 and in float32, and the logits of the first 16 tokens in float64.
@@ -32,8 +35,11 @@ import sys
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from transformers import (AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig,
-                          LlamaForCausalLM)
+from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM,
+                          DeepseekV3Config, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel,
+                          LlamaConfig, LlamaForCausalLM)
+from transformers.models.deepseek_v2 import modeling_deepseek_v2
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.llama import modeling_llama
 
 HERE = pathlib.Path(__file__).parent
@@ -98,8 +104,8 @@ def write_random():
 
 # ---- transformers in true float64 ----------------------------------------------------------------
 def keep_float64():
-    """transformers computes a Llama's norms, softmax and rotary angles in float32 whatever the
-    dtype; here they follow the dtype."""
+    """transformers computes norms, softmax and rotary angles in float32 whatever the dtype; here
+    they follow the dtype."""
     def norm(self, x):
         mean_square = x.pow(2).mean(-1, keepdim=True)
         return self.weight * (x * torch.rsqrt(mean_square + self.variance_epsilon))
@@ -118,9 +124,25 @@ def keep_float64():
         probabilities = scores.masked_fill(future, -torch.inf).softmax(-1)
         return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
 
+    def complex_rotary(self, x, position_ids):
+        angles = position_ids[..., None].to(x.dtype) * self.inv_freq.to(x.dtype)
+        return torch.polar(torch.ones_like(angles), angles)
+
+    def rotate(q, k, angles):
+        def rotated(x):
+            pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * angles.unsqueeze(1)
+            return torch.view_as_real(pairs).flatten(3)
+        return rotated(q), rotated(k)
+
     modeling_llama.LlamaRMSNorm.forward = norm
     modeling_llama.LlamaRotaryEmbedding.forward = rotary
-    modeling_llama.eager_attention_forward = attention
+    modeling_deepseek_v2.DeepseekV2RMSNorm.forward = norm
+    modeling_deepseek_v2.DeepseekV2RotaryEmbedding.forward = complex_rotary
+    modeling_deepseek_v2.apply_rotary_emb = rotate
+    modeling_deepseek_v3.DeepseekV3RMSNorm.forward = norm
+    modeling_deepseek_v3.DeepseekV3RotaryEmbedding.forward = rotary
+    for module in (modeling_llama, modeling_deepseek_v2, modeling_deepseek_v3):
+        module.eager_attention_forward = attention
 
 
 def train(folder, dtype, steps):
@@ -159,10 +181,10 @@ def make_tokens(vocab, count, seed):
     return np.array(tokens, dtype=np.uint16)
 
 
-def make_model(config, seed, embedding_std=0.5):
+def make_model(config, seed, embedding_std=0.5, make=LlamaForCausalLM):
     """Weights large enough that attention is far from uniform, and norms away from one."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config)
+    model = make(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.dim() == 1:
@@ -258,11 +280,37 @@ def write_gpt2(folder):
     make_tokens(101, 64 * SEQ + 1, 4).tofile(folder / "tokens.bin")
 
 
+def write_latent(folder):
+    config = DeepseekV3Config(vocab_size=89, hidden_size=40, intermediate_size=72,
+                              num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+                              q_lora_rank=28, kv_lora_rank=20, qk_nope_head_dim=10,
+                              qk_rope_head_dim=6, v_head_dim=12, first_k_dense_replace=2,
+                              n_routed_experts=8, max_position_embeddings=128, rms_norm_eps=1e-4,
+                              num_mtp_layers=0, bos_token_id=None, eos_token_id=None)
+    make_model(config, 5, make=DeepseekV3ForCausalLM).save_pretrained(folder)
+    finish(folder)
+    make_tokens(89, 64 * SEQ + 1, 5).tofile(folder / "tokens.bin")
+
+
+def write_latent_no_q(folder):
+    config = DeepseekV2Config(vocab_size=90, hidden_size=32, intermediate_size=56,
+                              num_hidden_layers=2, num_attention_heads=2, q_lora_rank=None,
+                              kv_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=8,
+                              v_head_dim=16, first_k_dense_replace=2, num_experts_per_tok=2,
+                              max_position_embeddings=128, tie_word_embeddings=True,
+                              rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+                              bos_token_id=None, eos_token_id=None)
+    make_model(config, 6, 0.2, DeepseekV2ForCausalLM).save_pretrained(folder)
+    finish(folder)
+    make_tokens(90, 64 * SEQ + 1, 6).tofile(folder / "tokens.bin")
+
+
 def main():
     torch.set_num_threads(2)
     write_random()
     references = [("gqa_untied", write_gqa_untied, 8), ("tied_head_dim", write_tied_head_dim, 8),
-                  ("llama3_bf16", write_llama3_bf16, 4), ("gpt2", write_gpt2, 8)]
+                  ("llama3_bf16", write_llama3_bf16, 4), ("gpt2", write_gpt2, 8),
+                  ("latent", write_latent, 8), ("latent_no_q", write_latent_no_q, 8)]
     references = [r for r in references if r[0] in sys.argv[1:] or len(sys.argv) == 1]
     for name, write, _ in references:
         (HERE / name).mkdir(exist_ok=True)
