@@ -8,12 +8,13 @@
 //     q; gate, up        rows / tp           tp
 //     k, v               rows / min(tp, K)   tp           "kv", where tp/K ranks hold copies
 //     o, down            columns / tp        tp
-//     norms              whole               -            "tp" with sequence parallelism
+//     norms, latents     whole               -            "tp" with sequence parallelism
 #pragma once
 
 #include "1_plain.h"
 #include "2_row_linear.h"
 #include "3_attention_heads.h"
+#include "3_latent_heads.h"
 #include "3_vocabulary_embedding.h"
 #include "3_vocabulary_head.h"
 #include "4_sequence_parallel.h"
@@ -54,6 +55,8 @@ inline void check_splits(const LlamaConfig& config, const TensorOptions& options
             "work",
             format_count(seq, "token"), tp, std::max<int64_t>(seq / tp, 1) * tp);
     const int64_t parts = parts_of_micro_batch(options);
+    if (parts > 1 && config.latent)
+        user_error("--overlap halves knows a Llama's attention; this model's is latent");
     if (micro_batch % parts != 0)
         user_error("--overlap halves: {} cannot be halved; --micro-batch {} would work",
                    format_count(micro_batch, "sequence"), micro_batch + 1);
@@ -100,6 +103,7 @@ public:
         const std::vector<std::string> summed_over = options_.sequence_parallel
                                                          ? std::vector<std::string>{"tp"}
                                                          : std::vector<std::string>();
+        share_latents(factories, *region_, summed_over);
         factories.norm = [summed_over, plain = factories.norm](ParameterList& list,
                                                                const ModulePath& path) {
             const auto before = std::ptrdiff_t(list.size());

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "../3_attention_heads.h"
+#include "../3_latent_heads.h"
 #include "../3_vocabulary_embedding.h"
 #include "../tensor_options.h"
 #include "halves_memory.h"
@@ -76,31 +77,52 @@ inline void add_regions(Prediction& prediction, StepShape shape, const TensorOpt
     const bool sp = o.sequence_parallel;
     const int64_t both = regions.layers + regions.feed_forwards, embedding = regions.embedding,
                   head = regions.head, tokens = shape.micro_batch * shape.seq,
-                  bytes = tokens * c.hidden * dtype_bytes(shape.model.dtype);
+                  e = dtype_bytes(shape.model.dtype);
     const int64_t C = row_chunks(o, tokens);
-    const int64_t forwards = shape.model.recompute == Recompute::full ? 2 : 1;  // of a layer
+    const Recompute recompute = shape.model.recompute;
+    const int64_t forwards = recompute == Recompute::full ? 2 : 1;  // of a layer
     const int64_t chunk = shape.model.loss_chunk,  // of the loss, in tokens; 0: one piece
         chunks = chunk == 0 ? 0 : (tokens + chunk - 1) / chunk;
     PredictedCommunication& p = prediction.communication;
-    // `tensors` tensors of (N, h), each in `calls` calls
-    const auto send = [&](Collective kind, int64_t tensors, int64_t calls) {
-        p.add(tp, kind, A * tensors * calls, A * tensors * bytes);
+    // `tensors` tensors of (N, width), each in `calls` calls
+    const auto send_width = [&](int64_t width, Collective kind, int64_t tensors, int64_t calls) {
+        p.add(tp, kind, A * tensors * calls, A * tensors * tokens * width * e);
     };
+    const auto send = [&](Collective kind, int64_t tensors, int64_t calls) {
+        send_width(c.hidden, kind, tensors, calls);
+    };
+    const std::vector<int64_t> into_heads = widths_into_heads(c);
+    for (size_t i = 0; i < into_heads.size(); ++i) {  // of attention's column linears
+        const auto attention = [&](Collective kind, int64_t times, int64_t calls) {
+            send_width(into_heads[i], kind, regions.layers * times, calls);
+        };
+        if (!sp) {
+            attention(Collective::all_reduce, 1, 1);  // in backward
+            continue;
+        }
+        // Heads that are made of latents again enter again.
+        const bool again = c.latent && recompute == Recompute::selective,
+                   key = c.latent && i + 1 == into_heads.size();
+        attention(Collective::all_gather, forwards + again, C);
+        attention(Collective::reduce_scatter, 1, C);
+        if (!o.keep_gathered && !key) attention(Collective::all_gather, 1, C);
+    }
     if (!sp) {
-        send(Collective::all_reduce, both * forwards, C);   // o and down, in forward
-        send(Collective::all_reduce, both, 1);              // q, k, v and gate, up, in backward
-        send(Collective::all_reduce, embedding + head, 1);  // embedding; the head's backward
+        send(Collective::all_reduce, both * forwards, C);        // o and down, in forward
+        send(Collective::all_reduce, regions.feed_forwards, 1);  // gate, up, in backward
+        send(Collective::all_reduce, embedding + head, 1);       // embedding; the head's backward
         if (o.partition_checkpoints) send(Collective::all_gather, regions.layers, 1);
     } else {
         // All-gathers: before column linears, and in the backward of row linears. Reduce-scatters:
         // the reverse.
-        send(Collective::all_gather, both * forwards + both, C);
-        send(Collective::reduce_scatter, both * forwards + both, C);
+        send(Collective::all_gather, regions.feed_forwards * forwards + both, C);
+        send(Collective::reduce_scatter, both * forwards + regions.feed_forwards, C);
         send(Collective::all_gather, embedding + head, C);      // head; the embedding's backward
         send(Collective::reduce_scatter, embedding + head, C);  // embedding; the head's backward
         // Inputs are gathered again for weight gradients; a chunked loss computes the head's in
         // forward.
-        if (!o.keep_gathered) send(Collective::all_gather, both + (chunks == 0 ? head : 0), C);
+        if (!o.keep_gathered)
+            send(Collective::all_gather, regions.feed_forwards + (chunks == 0 ? head : 0), C);
     }
     if (regions.head)
         p.add(tp, Collective::all_gather, A * std::max<int64_t>(chunks, 1),
@@ -115,13 +137,14 @@ inline void add_to(Prediction& prediction, const StepShape& shape, const TensorO
     const Group tp("tp", o.tp);
     add_regions(prediction, shape, o, {.layers = c.layers, .feed_forwards = c.layers}, A);
     PredictedCommunication& p = prediction.communication;
-    // The gradients of parameters that several ranks hold: norms and positions, which saw other
-    // tokens or heads on each rank, and key-value heads, which saw other queries.
+    // The gradients of parameters that several ranks hold: norms, latents and positions, which
+    // saw other tokens or heads on each rank, and key-value heads, which saw other queries.
     const int64_t g = dtype_bytes(shape.grad_dtype);
     const Group kv("kv", split_heads(c, o.tp, rank).copies);
     for (const auto& parameter : parameters) {
         const bool by_heads = parameter->name.find("_norm.") != parameter->name.npos,
                    by_tokens = parameter->of_norm() ||
+                               parameter->name.find("_a_proj") != parameter->name.npos ||
                                parameter->name.find("positions") != parameter->name.npos;
         if (by_heads || (o.sequence_parallel && by_tokens))
             p.add(tp, Collective::all_reduce, 1, parameter->local_numel() * g);

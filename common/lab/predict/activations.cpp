@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "activation_tensors.h"
+#include "latent_activations.h"
 
 namespace ultrascale {
 namespace {
@@ -15,14 +15,17 @@ namespace {
 struct KeptForWeights {
     double attention, mlp;
     KeptForWeights(const LocalSizes& s, const TensorBytes& t)
-        : attention(t.input + 2 * t.q + 2 * t.kv + t.whole),
+        : attention(s.latent ? LatentBytes(s, t).for_weights(t)
+                             : t.input + 2 * t.q + 2 * t.kv + t.whole),
           mlp(s.feed_forward ? s.feed_forward->for_weights
                              : t.input + t.up + t.features + t.whole) {}
     double total() const { return attention + mlp; }
 };
 
 // A layer's first norm: its input, its output and rstd.
-double norm_of_attention(const TensorBytes& t) { return t.stream + t.kept_input + t.rstd; }
+double norm_of_attention(const LocalSizes& s, const TensorBytes& t) {
+    return t.stream + (s.latent ? LatentBytes(s, t).x : t.kept_input) + t.rstd;
+}
 
 // The bytes that a layer keeps from forward to backward.
 double kept_of_layer(const LocalSizes& s) {
@@ -52,11 +55,13 @@ LayerActivations layer_activations(const LocalSizes& s) {
     const double probabilities =
         s.model.recompute == Recompute::selective ? 0 : t.scores + t.score_masks;
     const std::optional<FeedForwardActivations>& other = s.feed_forward;
-    return {.norms = norm_of_attention(t) + t.stream + t.rstd + (other ? t.stream : t.kept_input),
-            .attention = t.q + t.kept_o + 2 * t.kv + t.lse + t.unnormed + probabilities +
-                         s.attention_besides.kept,
-            .mlp = other ? other->kept : t.kept_up + t.gelu,
-            .masks = 2 * t.mask};
+    return {
+        .norms = norm_of_attention(s, t) + t.stream + t.rstd + (other ? t.stream : t.kept_input),
+        .attention = s.attention_besides.kept +
+                     (s.latent ? LatentBytes(s, t).kept(s, t)
+                               : t.q + t.kept_o + 2 * t.kv + t.lse + t.unnormed + probabilities),
+        .mlp = other ? other->kept : t.kept_up + t.gelu,
+        .masks = 2 * t.mask};
 }
 
 KeptActivations kept_activations(const LocalSizes& s) {
@@ -88,6 +93,9 @@ double peak_of_forward(const LocalSizes& s) {
     if (s.feed_forward)
         in_layer = full ? s.feed_forward->forward_alone + 2 * t.stream
                         : s.feed_forward->forward - s.feed_forward->kept;
+    if (s.latent)  // its attention may be the highest moment of a layer
+        in_layer = std::max(in_layer, norm_of_attention(s, t) + LatentBytes(s, t).in_forward(s) -
+                                          (full ? 0 : layer_activations(s).total()));
     if (s.layers == 0) in_layer = s.embedding ? t.stream + t.gathered : 0;
     const double in_layers = kept_of_layers(s, s.layers) + in_layer, before = t.embedding_mask;
     if (!s.head) return before + in_layers;
@@ -168,7 +176,7 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
     }
     if (s.layers == 0) return moments;
 
-    const double norm = norm_of_attention(t);
+    const double norm = norm_of_attention(s, t);
     if (s.attention_besides.forward > 0)
         moment("in the forward of attention",
                {others,
@@ -231,6 +239,17 @@ std::vector<ActivationMoment> activation_moments(const LocalSizes& s) {
              {"the norm's dy and dx", t.norm_backward}});
 
     // The second norm and the MLP are done.
+    if (s.latent) {
+        for (ActivationMoment& m :
+             latent_moments(s, t,
+                            {others,
+                             {"of the last layer: the first norm", norm},
+                             {"what the linears behind keep for their weights", mlp_for_weights},
+                             t.stream + t.gathered + t.dropped,
+                             dy_for_weights}))
+            moment(m.when.c_str(), std::move(m.terms));
+        return moments;
+    }
     moment("in the backward of o_proj",
            {others,
             {"of the last layer: the first norm and attention", norm + layer.attention},
@@ -266,28 +285,6 @@ ActivationMoment activation_peak(const LocalSizes& sizes) {
 
 int64_t peak_activation_bytes(const LocalSizes& sizes) {
     return whole_bytes(activation_peak(sizes).bytes());
-}
-
-double peak_of_turns(const TurnBytes& one, const TurnBytes& other, double other_before) {
-    double most = 0, one_holds = 0, other_holds = other_before;
-    for (size_t i = 0; i < std::max(one.size(), other.size()); ++i) {
-        if (i < one.size())
-            most = std::max(most, one[i].most + other_holds), one_holds = one[i].after;
-        if (i < other.size())
-            most = std::max(most, other[i].most + one_holds), other_holds = other[i].after;
-    }
-    return most;
-}
-
-StageBytes stage_bytes(LocalSizes sizes) {
-    const KeptActivations kept = kept_activations(sizes);
-    StageBytes bytes{.after_forward = kept.after_forward,
-                     .after_backward_input = kept.after_backward_input,
-                     .at_forward = peak_of_forward(sizes),
-                     .at_backward = activation_peak(sizes).bytes()};
-    sizes.split_backward = true;
-    bytes.at_backward_input = activation_peak(sizes).bytes();
-    return bytes;
 }
 
 }  // namespace ultrascale

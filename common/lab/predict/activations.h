@@ -51,6 +51,7 @@ struct LocalSizes {
     bool embedding = true, head = true;
     int64_t hidden, heads, kv_heads, head_dim;
     bool head_norms = false, gpt = false;  // as in LlamaConfig
+    LatentConfig latent = {};              // whole sizes; heads and head_dim are given above
     int64_t features, vocabulary;
 
     // The rank's share of a micro-batch of `sequences` sequences of `seq` tokens: the number of
@@ -96,7 +97,7 @@ struct LocalSizes {
 //     attention  q, k, v, o                                                     (2 H D + 2 K D) e
 //                flash: the log-sum-exp; naive: the row of probabilities        4 H; H T e
 //     mlp        gate and up (the input of down is made again from them)        2 F e
-// A GPT keeps F e in mlp, and 4 bytes more for each norm's mean. ModelOptions::keep_masks adds the
+// Latent attention keeps other tensors (latent_activations.h). A GPT keeps F e in mlp, and 4 bytes more for each norm's mean. ModelOptions::keep_masks adds the
 // dropout's masks, the dropped probabilities and GELU's output.
 // kept_input_bytes, kept_output_bytes and kept_gate_up_bytes replace e in the linears' inputs, in
 // o, and in mlp; a given feed_forward replaces mlp.

@@ -10,7 +10,14 @@ namespace {
 
 // The FLOPs of a forward, per token.
 double attention_flops(const LlamaConfig& c, int64_t seq) {
-    return 4 * double(c.layers) * double(c.q_size()) * double(seq);
+    return 2 * double(c.layers) * double(c.q_size() + c.o_size()) * double(seq);
+}
+// Latent attention's products that make the heads of the latents, for every layer.
+double latent_flops(const LlamaConfig& c) {
+    const LatentConfig& l = c.latent;
+    const double q = double(l.q_rank > 0 ? l.q_rank : c.hidden) * double(c.q_size()),
+                 kv = double(l.kv_rank * c.heads * (l.nope_dim + l.v_dim));
+    return l ? 2 * double(c.layers) * (q + kv) : 0;
 }
 double recomputed_attention_flops(const StepShape& s) {
     const double attention = attention_flops(s.config, s.seq);
@@ -35,6 +42,7 @@ LocalSizes local_sizes(const StepShape& s) {
             .head_dim = c.head_dim,
             .head_norms = c.head_norms,
             .gpt = c.gpt,
+            .latent = c.latent,
             .features = c.ffn,
             .vocabulary = c.vocab,
             .sequences = s.micro_batch,
@@ -167,6 +175,7 @@ double model_flops_per_token(const LlamaConfig& c, int64_t active, int64_t seq) 
 double recomputed_flops_per_token(const StepShape& s, int64_t active) {
     const LlamaConfig& c = s.config;
     double flops = recomputed_attention_flops(s);
+    if (s.model.recompute == Recompute::selective) flops += latent_flops(c);
     if (s.model.recompute == Recompute::full)  // only the layers' forward
         flops += 2 * (multiplied(c, active) -
                       double(c.vocab * c.hidden * (c.tied ? 1 : 2) + c.hidden * (c.gpt ? 2 : 1)));
