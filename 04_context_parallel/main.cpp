@@ -85,6 +85,7 @@ bool run(const Options& options, Chapter& chapter) {
     const ContextOptions& context = chapter.context;
     const StepShape shape = step_shape(options, options.config());
     check_shares(shape.config, context, shape.seq);
+    check_made_again(shape, context);
     if (options.estimate) return print_estimate(options, context, shape), true;
     if (chapter.compare) {
         slow_down(options);

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "lab/options/option_list.h"
 #include "model/config.h"
+#include "model/step_shape.h"
 
 namespace ultrascale::context_parallel {
 
@@ -145,6 +146,17 @@ inline std::string why_no_exchange(const LlamaConfig& config, int64_t u) {
             "divide their number or be a multiple of it",
             config.kv_heads);
     return "";
+}
+
+// Throws UserError if backward should make latent attention's keys again, but finds others kept: a
+// ring may keep those of another rank, and an exchange of heads those of other tokens.
+inline void check_made_again(const StepShape& shape, const ContextOptions& o) {
+    if (o.cp > 1 && shape.config.latent && shape.model.recompute == Recompute::selective &&
+        o.variant != Variant::plain && o.variant != Variant::all_gather)
+        user_error(
+            "--recompute selective makes a latent attention's own keys again; with {} other keys "
+            "are kept; --variant all-gather or plain would work",
+            variant_names[int(o.variant)]);
 }
 
 // Throws UserError if the model's heads or sequences of `seq` tokens cannot be shared.

@@ -73,6 +73,7 @@ inline void check_combination(const Options& options, const Techniques& t, const
     cut(shape, schedule.stages, t.split);
     check_splits(shape.config, t.tensor, shape.micro_batch, shape.seq / t.axes.cp);
     check_shares(with_heads_of(shape, t.axes.tp, 0).config, t.context, shape.seq);
+    check_made_again(shape, t.context);
     check_sent(t.zero, shape.grad_dtype);
     check_shard_size(t.zero, t.axes.dp);
     const int64_t E = shape.config.experts.count;

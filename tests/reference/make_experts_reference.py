@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 """Makes the references with experts under tests/reference/ with Hugging Face transformers.
 
-    python3 tests/reference/make_experts_reference.py   # torch 2.15, transformers 5.24; a minute
+    python3 tests/reference/make_experts_reference.py [NAME ...]
+                                               # torch 2.15, transformers 5.24; a minute
 
-It writes a folder that `--load` and `--data` read for each of two tiny models:
+It writes a folder that `--load` and `--data` read for each of three tiny models (or only for those
+that are named):
 
     mixtral     4 experts, 2 a token; one by one in the file; config.json as transformers 5 writes
                 it
     qwen3_moe   8 experts, 3 a token, not renormalised; the first layer dense; head_dim != hidden /
                 heads, tied head; experts stacked in the file, as transformers 5 can save them;
                 config.json as transformers 4 wrote it
+    deepseek_v3 latent attention; 8 experts in 4 groups, 2 groups and 3 experts a token, chosen with
+                a bias; a shared expert; the first layer dense
 
 and in each folder expected.json: for the auxiliary loss' coefficients 0 and 0.02, the losses
 (cross-entropy alone), auxiliary losses and gradient norms of the steps that make_reference.py
-describes, in float64 and in float32. The auxiliary loss is computed over a step's 8 samples.
+describes, in float64 and in float32. The auxiliary loss is computed over a step's 8 samples. (DeepSeek-V3 has none, and its
+biases stay as they are.)
 
 deepseek_router.json: DeepSeek-V3's router (sigmoid, groups, a bias for the choice): logits, bias
 and what it chooses, with which weights.
@@ -21,12 +26,14 @@ and what it chooses, with which weights.
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import DeepseekV3Config, MixtralConfig, MixtralForCausalLM
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe
@@ -35,7 +42,10 @@ from make_reference import BATCH, HERE, SEQ, make_tokens, write_json
 
 STEPS, COEFFICIENT = 6, 0.02
 MODELS = {"mixtral": (MixtralForCausalLM, modeling_mixtral, "Mixtral"),
-          "qwen3_moe": (Qwen3MoeForCausalLM, modeling_qwen3_moe, "Qwen3Moe")}
+          "qwen3_moe": (Qwen3MoeForCausalLM, modeling_qwen3_moe, "Qwen3Moe"),
+          "deepseek_v3": (DeepseekV3ForCausalLM, modeling_deepseek_v3, "DeepseekV3")}
+COEFFICIENTS = {"mixtral": {0: "plain", COEFFICIENT: "aux"},
+                "qwen3_moe": {0: "plain", COEFFICIENT: "aux"}, "deepseek_v3": {0: "plain"}}
 
 
 def make_weights(model, seed):
@@ -84,6 +94,22 @@ def write_qwen3_moe(folder):
     write_json(folder / "config.json", as_4)
 
 
+def write_deepseek_v3(folder):
+    config = DeepseekV3Config(vocab_size=72, hidden_size=32, intermediate_size=40,
+                              moe_intermediate_size=16, num_hidden_layers=3, num_attention_heads=4,
+                              num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=12,
+                              qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=8,
+                              n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=3,
+                              n_group=4, topk_group=2, first_k_dense_replace=1,
+                              routed_scaling_factor=1.5, num_mtp_layers=0,
+                              max_position_embeddings=128, bos_token_id=None, eos_token_id=None)
+    model = make_weights(DeepseekV3ForCausalLM(config), 13)
+    for name, buffer in model.named_buffers():
+        if "correction_bias" in name:
+            buffer.uniform_(-0.3, 0.3)
+    model.save_pretrained(folder)
+
+
 def keep_float64():
     """transformers computes norms, softmax, rotary angles and the auxiliary loss in float32
     whatever the dtype; here they follow the dtype."""
@@ -110,6 +136,22 @@ def keep_float64():
         getattr(module, prefix + "RMSNorm").forward = norm
         getattr(module, prefix + "RotaryEmbedding").forward = rotary
         module.load_balancing_loss_func = balance
+    modeling_deepseek_v3.DeepseekV3TopkRouter.forward = route
+
+
+def route(self, x):
+    """DeepSeek-V3's router in x's dtype."""
+    logits = x.view(-1, self.hidden_dim) @ self.weight.to(x.dtype).T
+    scores = logits.sigmoid()
+    by_group = (scores + self.e_score_correction_bias).view(len(scores), self.num_group, -1)
+    groups = by_group.topk(2).values.sum(-1).topk(self.topk_group).indices
+    allowed = torch.full_like(by_group, -torch.inf).scatter(
+        1, groups[..., None].expand(-1, -1, by_group.shape[-1]), 0)
+    experts = (by_group + allowed).flatten(1).topk(self.top_k).indices
+    weights = scores.gather(1, experts)
+    if self.norm_topk_prob:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return logits, weights * self.routed_scaling_factor, experts
 
 
 def train(folder, dtype, coefficient):
@@ -128,10 +170,11 @@ def train(folder, dtype, coefficient):
         out = model(batch[:, :-1], use_cache=False, output_router_logits=True)
         loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
-        (loss + coefficient * out.aux_loss).backward()
+        aux_loss = out.aux_loss if out.aux_loss is not None else torch.zeros(())
+        (loss + coefficient * aux_loss).backward()
         result["grad_norm"].append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         result["loss"].append(float(loss.detach()))
-        result["aux_loss"].append(float(out.aux_loss.detach()))
+        result["aux_loss"].append(float(aux_loss.detach()))
         optimizer.step()
     return result
 
@@ -161,8 +204,12 @@ def write_router():
 
 def main():
     torch.set_num_threads(2)
-    write_router()
-    for name, write, vocab in [("mixtral", write_mixtral, 96), ("qwen3_moe", write_qwen3_moe, 80)]:
+    references = [("mixtral", write_mixtral, 96), ("qwen3_moe", write_qwen3_moe, 80),
+                  ("deepseek_v3", write_deepseek_v3, 72)]
+    references = [r for r in references if r[0] in sys.argv[1:] or len(sys.argv) == 1]
+    if len(sys.argv) == 1:
+        write_router()
+    for name, write, vocab in references:
         folder = HERE / name
         folder.mkdir(exist_ok=True)
         write(folder)
@@ -170,11 +217,11 @@ def main():
         (folder / "model.safetensors").chmod(0o644)
         make_tokens(vocab, STEPS * BATCH * SEQ + 1, 7).tofile(folder / "tokens.bin")
     results = {(name, c, "float32"): train(HERE / name, torch.float32, c)
-               for name in MODELS for c in (0, COEFFICIENT)}
+               for name, _, _ in references for c in COEFFICIENTS[name]}
     keep_float64()
-    for name in MODELS:
+    for name, _, _ in references:
         expected = {"seq": SEQ, "global_batch": BATCH, "steps": STEPS, "aux_coef": COEFFICIENT}
-        for c, kind in [(0, "plain"), (COEFFICIENT, "aux")]:
+        for c, kind in COEFFICIENTS[name].items():
             expected[kind] = {"float32": results[name, c, "float32"],
                               "float64": train(HERE / name, torch.float64, c)}
             for what in ("loss", "aux_loss", "grad_norm"):

@@ -113,6 +113,11 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     print(fmt::format("  model   {:.3f} M parameters: L {} h {} H {} K {} D {} F {} V {}{}",
                       double(parameter_count(c)) / 1e6, c.layers, c.hidden, c.heads, c.kv_heads,
                       c.head_dim, c.ffn, c.vocab, c.tied ? ", tied head" : ""));
+    if (const LatentConfig& l = c.latent)
+        print(fmt::format(
+            "          latent attention: Rq {} Rkv {}, a head of {} + {} with position, "
+            "values of {}",
+            l.q_rank, l.kv_rank, l.nope_dim, l.rope_dim, l.v_dim));
     const std::string copies =
         replicas == 0 ? format_count(ranks, "rank") : format_count(replicas, "replica");
     if (replicas == 0) replicas = ranks;
