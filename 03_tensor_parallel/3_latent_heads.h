@@ -28,12 +28,10 @@ namespace ultrascale::tensor_parallel {
 // `region` must outlive the model's parts. `summed_over`: as of the norms of the stream.
 inline void share_latents(ModuleFactories& factories, const ParallelRegion& region,
                           const std::vector<std::string>& summed_over) {
-    // exercise 03.6 begin: the key and its gradient at the border; which gradients are summed
     factories.shared_by_heads = {
         .summed_over = summed_over,
         .enter = [&region](const Tensor& key) { return region.enter(key); },
         .leave = [&region](const Tensor& dkey) { return region.leave(dkey); }};
-    // exercise 03.6 end
 }
 
 // The numbers a token of each tensor that enters attention's region: of a Llama x, which q, k and v

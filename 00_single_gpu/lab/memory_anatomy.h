@@ -30,11 +30,17 @@ inline void print_anatomy(const StepShape& shape) {
     one_token.sequences = one_token.stream_tokens = one_token.region_tokens = 1;
     const LayerActivations token = layer_activations(one_token);
     print("\nmemory anatomy");
-    print(c.gpt ? fmt::format("  parameters   (V + {}) h + L (4 h^2 + 2 h F + 9 h + F) + 2 h = {}",
-                              c.max_positions, n)
-                : fmt::format(
-                      "  parameters   {} V h + L (2 h + h (H + 2 K) D + H D h + 3 h F) + h = {}",
-                      c.tied ? "" : "2", n));
+    if (c.latent)
+        print(fmt::format(
+            "  parameters   {} V h + L (2 h + h (Rq + Rkv + R) + Rq + Rkv + H ({} (P + R) +",
+            c.tied ? "" : "2", c.latent.q_rank > 0 ? "Rq" : "h"));
+    print(c.latent ? fmt::format("               Rkv (P + V) + V h) + 3 h F) + h = {}", n)
+          : c.gpt
+              ? fmt::format("  parameters   (V + {}) h + L (4 h^2 + 2 h F + 9 h + F) + 2 h = {}",
+                            c.max_positions, n)
+              : fmt::format(
+                    "  parameters   {} V h + L (2 h + h (H + 2 K) D + H D h + 3 h F) + h = {}",
+                    c.tied ? "" : "2", n));
     print(fmt::format(
         "  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})",
         m.parameters / n, m.gradients / n, m.optimizer / n,
@@ -55,8 +61,10 @@ inline void print_anatomy(const StepShape& shape) {
                           token.masks));
     print(fmt::format("                      (playbook, GPT in bf16: L s b h {} = {})", book,
                       format_bytes(book_activations(shape))));
-    if (shape.model.recompute == Recompute::selective &&
-        shape.model.attention == AttentionKind::flash)
+    if (shape.model.recompute == Recompute::selective && c.latent)
+        print("  selective recomputation makes q, k and v of the latents again");
+    else if (shape.model.recompute == Recompute::selective &&
+             shape.model.attention == AttentionKind::flash)
         print(
             "  selective recomputation drops attention's T x T tensors; flash attention (in tiles) "
             "has none");

@@ -30,7 +30,7 @@
 // The latents' norms have an epsilon of 1e-6, whatever config.json says of the other norms. With
 // Rq = 0 queries are made of x by q_proj (DeepSeek-V2-Lite).
 //
-// Tensor parallelism cuts q_b and kv_b by heads, and o_proj (03_tensor_parallel/9_latents.h).
+// Tensor parallelism cuts q_b and kv_b by heads, and o_proj (03_tensor_parallel/3_latent_heads.h).
 #pragma once
 
 #include "llama.h"

@@ -35,7 +35,8 @@ void Saved::disable() {
 
 void Saved::for_each(const std::function<void(const std::string&, const Tensor&)>& visit,
                      const std::string& prefix) const {
-    for (const auto& [name, tensor] : tensors_) visit(prefix + name, tensor);
+    for (const auto& [name, tensor] : tensors_)
+        if (tensor) visit(prefix + name, tensor);
     for (const auto& [name, child] : children_) child.for_each(visit, prefix + name + "/");
 }
 

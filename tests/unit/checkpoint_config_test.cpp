@@ -192,7 +192,7 @@ TEST(Config, RopeOfTransformers4And5) {
 TEST(Config, RefusesWhatIsNotSupported) {
     expect_refused({{"model_type", "mistral"}},
                    "model_type = \"mistral\" is not supported; \"llama\", \"gpt2\", \"mixtral\", "
-                   "\"qwen3_moe\" and \"deepseek\" are");
+                   "\"qwen3_moe\", \"deepseek\", \"deepseek_v2\" and \"deepseek_v3\" are");
     expect_refused({{"architectures", {"LlamaForSequenceClassification"}}},
                    "architectures = [\"LlamaForSequenceClassification\"] is not supported");
     expect_refused({{"hidden_act", "gelu"}}, "hidden_act = \"gelu\" is not supported; \"silu\" is");

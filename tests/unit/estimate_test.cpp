@@ -19,7 +19,7 @@ TEST(ParameterCount, EqualsThePublishedNumbers) {
     for (const auto& [name, count] : published)
         EXPECT_EQ(parameter_count(preset(name)), count) << name;
     EXPECT_EQ(preset_names().size(),
-              published.size() + 6);  // two nanos, small, char, two with experts
+              published.size() + 7);  // three nanos, small, char, two with experts
 }
 
 TEST(ParameterCount, EqualsTheModels) {
