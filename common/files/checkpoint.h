@@ -1,6 +1,6 @@
-// Checkpoints in Hugging Face's format for a Llama, GPT-2, Mixtral, Qwen3-MoE, DeepSeekMoE,
-// -V2 or -V3:
-// config.json, model.safetensors (or its index and shards), with experts one by one or stacked.
+// Checkpoints in Hugging Face's format for a Llama, GPT-2, Mixtral, Qwen3-MoE, DeepSeekMoE, V2
+// or V3: config.json, model.safetensors (or its index and shards), with experts one by one or
+// stacked.
 // Next to them optimizer.safetensors and trainer_state.json hold the state of training, so that a
 // resumed run continues with the same bits.
 //

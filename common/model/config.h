@@ -80,15 +80,16 @@ void only_llama(const LlamaConfig& config, const std::string& what);
 // With head norms a layer has 2 D more; with experts it has E h + (E + shared) 3 h F_e in place of
 // 3 h F. (A router's bias is a buffer.) With latent attention a layer's second and third terms are
 //   h (Rq + Rkv + R) + Rq + Rkv + Rq H D + Rkv H (P + V) + H V h
-// with latents of Rq and Rkv, and heads of P + R = D and V; Rq = 0: h H D for the queries. A tied GPT has (V + P) h + L (4 h^2 + 2 h F + 9 h + F) + 2
-// h with P positions.
+// with latents of Rq and Rkv, and heads of P + R = D and V; Rq = 0: h H D for the queries. A tied
+// GPT has (V + P) h + L (4 h^2 + 2 h F + 9 h + F) + 2 h with P positions.
 int64_t parameter_count(const LlamaConfig& config);
 // The parameters that one token uses: those of only k of the E experts.
 int64_t active_parameter_count(const LlamaConfig& config);
 
 // "llama", "gpt2", "mixtral", "qwen3_moe", "deepseek", "deepseek_v2" or "deepseek_v3": the
 // model_type of its config.json. A model with experts that is neither Mixtral's nor Qwen 3's is
-// written as DeepSeek's; with latent attention as DeepSeek-V2's or V3's, which differ in the router.
+// written as DeepSeek's; with latent attention as DeepSeek-V2's or V3's, which differ in the
+// router.
 const char* model_type(const LlamaConfig& config);
 // The names that this model_type gives to a layer's experts: "model.layers.3.BLOCK.gate.weight",
 // "model.layers.3.BLOCK.experts.5.GATE.weight", and the latter also with "up" and "down". Shared
@@ -104,8 +105,8 @@ ExpertNames expert_names(const LlamaConfig& config);
 LlamaConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
 
-// Inverse frequencies theta^(-2i/D), i < D/2 (with latent attention R instead of D), rescaled for rope_type "llama3" (Llama 3.1's
-// long-context scaling). All zero for a GPT, which does not rotate.
+// Inverse frequencies theta^(-2i/D), i < D/2 (with latent attention R instead of D), rescaled for
+// rope_type "llama3" (Llama 3.1's long-context scaling). All zero for a GPT, which does not rotate.
 std::vector<float> rope_frequencies(const LlamaConfig& config);
 
 }  // namespace ultrascale

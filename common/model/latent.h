@@ -1,7 +1,7 @@
-// Latent attention (MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1) in place of a Llama's. Queries,
-// keys and values of all heads are made of short vectors, the latents c_q and c_kv. A head of a
-// query or key has P numbers without position and R with it (RoPE). The latter part of the key is
-// made of x, and all heads share it:
+// Latent attention (MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1) in place of a Llama's.
+// Queries, keys and values of all heads are made of short vectors, the latents c_q and c_kv. A head
+// of a query or key has P numbers without position and R with it (RoPE). The latter part of the key
+// is made of x, and all heads share it:
 //
 //     x (h) --+-- q_a ------> c_q (Rq) ----- norm --> q_b ----> q   H heads of  P | R rotated
 //             |                                                                 ^   ^
@@ -24,7 +24,7 @@
 // What is kept for the backward of a token, besides x, statistics, and o cut to H V numbers:
 //
 //     both latents before and after their norms, q, k, v     2 (Rq + Rkv) + 3 H D
-//     --recompute selective: the latents and the key         Rq + Rkv + R; q, k and v are made again
+//     --recompute selective: the latents and the key         Rq + Rkv + R; the others made again
 //
 // The rotated pairs are neighbours, as in DeepSeek's files, so that weights need not be permuted.
 // The latents' norms have an epsilon of 1e-6, whatever config.json says of the other norms. With

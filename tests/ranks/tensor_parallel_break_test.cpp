@@ -17,6 +17,16 @@ constexpr int64_t T = 48, B = 1, steps = 3;
 const LlamaConfig config{
     .layers = 2, .hidden = 32, .heads = 24, .kv_heads = 1, .head_dim = 4, .ffn = 48, .vocab = 257};
 
+const LlamaConfig latent_config{
+    .layers = 2,
+    .hidden = 32,
+    .heads = 24,
+    .kv_heads = 24,
+    .head_dim = 4,
+    .ffn = 48,
+    .vocab = 257,
+    .latent = {.q_rank = 6, .kv_rank = 5, .nope_dim = 2, .rope_dim = 2, .v_dim = 3}};
+
 // The ways in which a broken run differs from the chapter's main.
 struct Breaks {
     std::function<void(Parameter&, int rank)> parameter = [](Parameter&, int) {
@@ -30,6 +40,7 @@ struct Breaks {
     int64_t loss_chunk = 0;
     bool documents = false;
     double dropout = 0;
+    LlamaConfig model = config;
 };
 
 TensorOptions options_of(bool sequence_parallel) {
@@ -40,6 +51,7 @@ TensorOptions plain_options() { return {.tp = Communicator::world().size(), .pla
 template <class Region>
 Checks train(const TensorOptions& tensor, Breaks breaks = {}) {
     use_threads(ranks_on_this_node());
+    const LlamaConfig& config = breaks.model;
     const Communicator& world = Communicator::world();
     Mesh mesh(world, {{"dp", 1}, {"tp", tensor.tp}});
     Options options;
@@ -208,6 +220,22 @@ TEST(TensorParallelBreak, CopiesGradientsAreNotSummed) {
         if (p.init == Init::ones) p.replica_groups.clear();
     };
     expect(train<SequenceParallelRegion>(options_of(true), norms_only), false, true, false);
+}
+
+// Of latent attention: the key's gradient from other ranks' heads; and with sequence parallelism
+// that of the weights that make the latents, from other ranks' tokens.
+TEST(TensorParallelBreak, LatentsGradientsAreNotSummed) {
+    NEEDS_RANKS();
+    Breaks breaks{.model = latent_config};
+    expect(train<ParallelRegion>(options_of(false), breaks), true, true, true);
+    expect(train<SequenceParallelRegion>(options_of(true), breaks), true, true, true);
+    breaks.parameter = [](Parameter& p, int) {
+        if (p.name.find("_a_proj") != p.name.npos) p.replica_groups.clear();
+    };
+    expect(train<SequenceParallelRegion>(options_of(true), breaks), false, true, false);
+    breaks.parameter = [](Parameter&, int) {};
+    breaks.parts = [](ModuleFactories& factories) { factories.shared_by_heads.leave = {}; };
+    expect(train<ParallelRegion>(options_of(false), breaks), false, true, false);
 }
 
 TEST(TensorParallelBreak, CopiesAreCountedTwiceInTheNorm) {

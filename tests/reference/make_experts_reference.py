@@ -17,8 +17,8 @@ that are named):
 
 and in each folder expected.json: for the auxiliary loss' coefficients 0 and 0.02, the losses
 (cross-entropy alone), auxiliary losses and gradient norms of the steps that make_reference.py
-describes, in float64 and in float32. The auxiliary loss is computed over a step's 8 samples. (DeepSeek-V3 has none, and its
-biases stay as they are.)
+describes, in float64 and in float32. The auxiliary loss is computed over a step's 8 samples.
+(DeepSeek-V3 has none, and its biases stay as they are.)
 
 deepseek_router.json: DeepSeek-V3's router (sigmoid, groups, a bias for the choice): logits, bias
 and what it chooses, with which weights.

@@ -13,8 +13,8 @@ models with latent attention (or only for those that are named):
     llama3_bf16   rope_type llama3 (the legacy key "type"), untied; bf16, two shards with an index;
                   config.json as transformers 4 wrote it
     gpt2          feed-forward of another size than 4 h, tied head; one fp32 file
-    latent        DeepSeek-V3 with dense layers only: all sizes of its heads differ, and rms_norm_eps
-                  is not that of the latents' norms
+    latent        DeepSeek-V3 with dense layers only: all sizes of its heads differ, and
+                  rms_norm_eps is not that of the latents' norms
     latent_no_q   DeepSeek-V2 with dense layers only, whose queries are not compressed
 
 and in each folder expected.json: losses and gradient norms (before clipping) of AdamW steps, in

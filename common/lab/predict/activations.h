@@ -97,8 +97,9 @@ struct LocalSizes {
 //     attention  q, k, v, o                                                     (2 H D + 2 K D) e
 //                flash: the log-sum-exp; naive: the row of probabilities        4 H; H T e
 //     mlp        gate and up (the input of down is made again from them)        2 F e
-// Latent attention keeps other tensors (latent_activations.h). A GPT keeps F e in mlp, and 4 bytes more for each norm's mean. ModelOptions::keep_masks adds the
-// dropout's masks, the dropped probabilities and GELU's output.
+// Latent attention keeps other tensors (latent_activations.h). A GPT keeps F e in mlp, and 4 bytes
+// more for each norm's mean. ModelOptions::keep_masks adds the dropout's masks, the dropped
+// probabilities and GELU's output.
 // kept_input_bytes, kept_output_bytes and kept_gate_up_bytes replace e in the linears' inputs, in
 // o, and in mlp; a given feed_forward replaces mlp.
 struct LayerActivations {
