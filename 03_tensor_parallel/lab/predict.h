@@ -38,7 +38,7 @@ inline int64_t peak_activation_bytes(const StepShape& shape, const TensorOptions
     return o.overlap == Overlap::halves ? peak_of_halves(sizes) : peak_activation_bytes(sizes);
 }
 
-// Prints it in the playbook's terms: what one layer keeps, in units of s b h.
+// Prints it in the playbook's terms: what one layer of a Llama keeps, in units of s b h.
 inline void print_layer_formula(const StepShape& shape, const TensorOptions& o, int64_t rank) {
     const LlamaConfig& c = shape.config;
     const HeadSplit heads = split_heads(c, o.tp, rank);

@@ -101,7 +101,8 @@ inline bool print_sections(Report& report, const Run& run, const Options& option
     const Prediction predicted =
         predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank());
     bool ok = report.memory(predicted);
-    if (report.full()) print_layer_formula(shape, tensor, tp.rank());
+    if (report.full() && !shape.config.latent)
+        print_layer_formula(shape, tensor, tp.rank());
     print_largest_micro_batch(
         report, largest_micro_batch(shape, tensor, parameters, tp.rank(), memory_limit()));
     ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
