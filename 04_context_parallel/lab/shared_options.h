@@ -154,9 +154,8 @@ inline void check_made_again(const StepShape& shape, const ContextOptions& o) {
     if (o.cp > 1 && shape.config.latent && shape.model.recompute == Recompute::selective &&
         o.variant != Variant::plain && o.variant != Variant::all_gather)
         user_error(
-            "--recompute selective makes a latent attention's own keys again; with {} other keys "
-            "are kept; --variant all-gather or plain would work",
-            variant_names[int(o.variant)]);
+            "--recompute selective: of latent attention {} keeps other keys; use --variant {}",
+            variant_names[int(o.variant)], variant_names[int(Variant::all_gather)]);
 }
 
 // Throws UserError if the model's heads or sequences of `seq` tokens cannot be shared.

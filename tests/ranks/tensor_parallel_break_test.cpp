@@ -17,15 +17,11 @@ constexpr int64_t T = 48, B = 1, steps = 3;
 const LlamaConfig config{
     .layers = 2, .hidden = 32, .heads = 24, .kv_heads = 1, .head_dim = 4, .ffn = 48, .vocab = 257};
 
+// clang-format off
 const LlamaConfig latent_config{
-    .layers = 2,
-    .hidden = 32,
-    .heads = 24,
-    .kv_heads = 24,
-    .head_dim = 4,
-    .ffn = 48,
-    .vocab = 257,
+    .layers = 2, .hidden = 32, .heads = 24, .kv_heads = 24, .head_dim = 4, .ffn = 48, .vocab = 257,
     .latent = {.q_rank = 6, .kv_rank = 5, .nope_dim = 2, .rope_dim = 2, .v_dim = 3}};
+// clang-format on
 
 // The ways in which a broken run differs from the chapter's main.
 struct Breaks {
