@@ -57,8 +57,8 @@ bool train(const Options& options, const ZeroOptions& zero, const StepShape& sha
     }
     updater->finish();
     return run.finish([&](Report& report) {
-        return print_sections(report, run, predicted, options, shape, zero, early, *updater,
-                              inputs);
+        return print_sections(report, run, predicted, options, shape, zero, early,
+                              model.parameters(), *updater, inputs);
     });
 }
 

@@ -13,6 +13,12 @@ struct Chapter {
     std::string batch_ramp, seq_ramp, compare, demo, settings;
     bool naive_mean = false, noise_scale = false, fresh_grads = false, cuda_graph = false;
 
+    static Options defaults() {
+        Options options;
+        options.whole_matrices = true;
+        return options;
+    }
+
     void add_options(OptionList& options, const Options& shared) {
         options
             .flag("--naive-mean", naive_mean,

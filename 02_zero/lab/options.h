@@ -13,6 +13,12 @@ struct Chapter {
     bool no_sync = true, compare = false;
     std::string demo;
 
+    static Options defaults() {
+        Options options;
+        options.whole_matrices = true;
+        return options;
+    }
+
     void add_options(OptionList& options, const Options& shared) {
         options
             .add(
@@ -103,6 +109,12 @@ struct Chapter {
         if (zero.offload && zero.plain)
             user_error(
                 "--plain: its optimizer stays on the device; --stage 1 alone can offload it");
+        zero.muon = options.optimizer.muon;
+        if (zero.muon && !zero.plain && !compare)
+            user_error(
+                "--optimizer muon: the stages' shards cut through matrices, which Muon needs "
+                "whole; "
+                "add --plain");
         zero.every_micro_batch = !no_sync && options.grad_accum > 1;
     }
 };

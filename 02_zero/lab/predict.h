@@ -138,8 +138,37 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
 inline FlatLayout layout_of(const Llama& model, const ZeroOptions& zero, const Mesh& mesh) {
     return {units_of(model), mesh, zero.plain ? Cut::model : zero.cut};
 }
+
+// --plain --optimizer muon: this rank's part of the numbers, in which each matrix is whole.
+inline Prediction predict_muon(const ParameterList& parameters, const StepShape& shape,
+                               const Mesh& mesh) {
+    const Communicator& ranks = mesh.data_group();
+    const WholeMatrices dealt = deal_matrices(parameters, ranks.size());
+    const Range own{ranks.rank() * dealt.part, (ranks.rank() + 1) * dealt.part};
+    const int64_t all = dealt.part * ranks.size(), value = dtype_bytes(shape.model.dtype),
+                  grad = dtype_bytes(shape.grad_dtype);
+    Prediction prediction;
+    add_activations(prediction, local_sizes(shape));
+    add_flops(prediction, shape, parameters.local_numel());
+    prediction.memory += {.parameters = all * value, .gradients = all * grad};
+    for (const auto& [parameter, at] : dealt.places) {
+        const int64_t held =
+            std::min(at + parameter->local_numel(), own.end) - std::max(at, own.begin);
+        prediction.memory.optimizer +=
+            std::max<int64_t>(held, 0) *
+            (optimizer_bytes(shape.model.dtype) - (Muon::updates(*parameter) ? muon_saves : 0));
+    }
+    prediction.communication.add(ranks, Collective::reduce_scatter, 1, all * grad);
+    prediction.communication.add(ranks, Collective::all_gather, 1, all * value);
+    prediction.communication.add(mesh.norm_group_of_shards(), Collective::all_reduce, 1,
+                                 2 * sizeof(double));
+    prediction.communication.add_scalar_sum(mesh.world());  // the loss
+    return prediction;
+}
+
 inline Prediction predict(const Llama& model, const ZeroOptions& zero, const StepShape& shape,
                           int64_t A, const Mesh& mesh) {
+    if (zero.plain && zero.muon) return predict_muon(model.parameters(), shape, mesh);
     return predict(layout_of(model, zero, mesh), units_of(model), zero, shape, A, mesh);
 }
 
@@ -169,6 +198,7 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
         if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
     };
     add(zero.plain, "all at once, and nothing overlaps");
+    add(zero.plain && zero.muon, "each matrix is whole on one rank");
     const int sharing = zero.shard_size > 0 ? zero.shard_size : ranks;
     const std::string copies =
         fmt::format("{} of them hold copies", format_count(ranks / sharing, "group"));

@@ -139,7 +139,9 @@ public:
     // A whole model, built of default parts.
     Llama(const LlamaConfig& config, const ModelOptions& options);
 
-    ParameterList& parameters() { return parameters_; }  // if shared, those of all stages
+    // If shared, those of all stages.
+    ParameterList& parameters() { return parameters_; }
+    const ParameterList& parameters() const { return parameters_; }
     const std::vector<Unit>& units() const { return units_; }
 
     // Passes a micro-batch through a whole model. forward adds to batch.loss and keeps in `saved`

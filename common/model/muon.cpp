@@ -23,7 +23,8 @@ Muon::Muon(std::vector<Item> items, const OptimizerOptions& options)
     : AdamW(items_that(items, [](const Parameter& p) { return !updates(p); }), options),
       matrices_(items_that(items, updates)) {
     for (const Item& item : matrices_)
-        check(item.value.numel() == numel(item.parameter->shape), "muon: a piece of a matrix");
+        check(item.value.numel() == ultrascale::numel(item.parameter->shape),
+              "muon: a piece of a matrix");
 }
 
 bool Muon::updates(const Parameter& p) {
@@ -33,6 +34,12 @@ bool Muon::updates(const Parameter& p) {
 int64_t Muon::flops(const Shape& matrix) {
     const auto [m, n] = std::minmax(matrix[0], matrix[1]);
     return newton_schulz_steps * (4 * m * m * n + 2 * m * m * m);
+}
+
+int64_t Muon::numel(const ParameterList& parameters) {
+    int64_t sum = 0;
+    for (const auto& p : parameters) sum += updates(*p) ? p->local_numel() : 0;
+    return sum;
 }
 
 Tensor orthogonalized(const Tensor& matrix, const Tensor& squared_norm, DType dtype) {

@@ -32,8 +32,9 @@ public:
     // "momentum.<parameter>" and, for 16-bit values, "master.<parameter>"; and AdamW's.
     std::vector<TensorPart> states() override;
 
-    static bool updates(const Parameter& parameter);  // or does AdamW?
-    static int64_t flops(const Shape& matrix);        // of the five steps
+    static bool updates(const Parameter& parameter);        // or does AdamW?
+    static int64_t flops(const Shape& matrix);              // of the five steps
+    static int64_t numel(const ParameterList& parameters);  // of those that it updates
 
 private:
     std::vector<Item> matrices_;

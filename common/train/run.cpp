@@ -321,7 +321,8 @@ StepShape step_shape(const Options& options, const LlamaConfig& config) {
                       options.dropout, options.seed, options.keep_masks},
             .grad_dtype = options.grad_dtype(),
             .micro_batch = options.micro_batch,
-            .seq = seq};
+            .seq = seq,
+            .muon = options.optimizer.muon};
 }
 
 DataOptions data_options(const Options& options, int64_t seq, std::vector<SamplesCut> cuts) {

@@ -27,7 +27,7 @@ TEST(ZeroBreak, PlainForgetsToGather) {
     struct Broken : PlainZero1 {
         using PlainZero1::PlainZero1;
         void update(double lr, const Tensor& squared_norm) override {
-            adamw_->step(lr, squared_norm);
+            optimizer_->step(lr, squared_norm);
         }
     };
     expect(train_plain_zero<Broken>(), false, true, false);

@@ -16,6 +16,7 @@ struct Options {
     std::string model = "nano", load, save, data, val_data;
     int64_t layers = 0;         // 0: the model's own depth
     bool with_experts = false;  // the program trains models with experts
+    bool whole_matrices = false;  // a rank's matrices are whole, so Muon can update them
     int64_t steps = 40, seq = 0, micro_batch = 8, grad_accum = 1;
     int64_t val_every = 100;  // steps
     int64_t save_every = 0;   // steps; 0: only at the end

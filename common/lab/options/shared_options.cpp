@@ -81,6 +81,11 @@ void add_shared_options(OptionList& options, Options& o) {
     options.add("--warmup", o.optimizer.warmup, "Steps of linear warm-up")
         .at_least(0)
         .show_default();
+    if (o.whole_matrices) {
+        options.choice("--optimizer", o.optimizer.muon, {{"adamw", false}, {"muon", true}},
+                       "AdamW for all parameters, or Muon for the matrices of layers");
+        options.training_options({"--optimizer"}, Another::refused);
+    }
     options.add("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")
         .between(0, 1e6)
         .show_default();

@@ -43,13 +43,19 @@ LocalSizes local_sizes(const StepShape& s) {
             .region_tokens = s.seq};
 }
 
-void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& s) {
+int64_t muon_numel(const LlamaConfig& c) {
+    return c.layers * c.hidden * (2 * c.q_size() + 2 * c.kv_size() + c.ffn_matrices() * c.ffn);
+}
+
+void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& s,
+                    int64_t matrices) {
     const auto bytes = [&](int64_t each) {
         return int64_t(std::min(double(parameters) * double(each), 9e18));
     };
-    prediction.memory += {.parameters = bytes(dtype_bytes(s.model.dtype)),
-                          .gradients = bytes(dtype_bytes(s.grad_dtype)),
-                          .optimizer = bytes(optimizer_bytes(s.model.dtype))};
+    prediction.memory +=
+        {.parameters = bytes(dtype_bytes(s.model.dtype)),
+         .gradients = bytes(dtype_bytes(s.grad_dtype)),
+         .optimizer = bytes(optimizer_bytes(s.model.dtype)) - (s.muon ? muon_saves * matrices : 0)};
 }
 
 void add_activations(Prediction& prediction, const LocalSizes& sizes) {
@@ -72,7 +78,7 @@ void add_flops(Prediction& prediction, const StepShape& s, int64_t active) {
 
 Prediction predict_one_device(const StepShape& s, int64_t parameters) {
     Prediction prediction;
-    add_parameters(prediction, parameters, s);
+    add_parameters(prediction, parameters, s, muon_numel(s.config));
     add_activations(prediction, local_sizes(s));
     add_flops(prediction, s, parameters);
     return prediction;

@@ -55,6 +55,8 @@ void MemorySettings::set(const StepShape& shape) {
     naive = shape.model.attention == AttentionKind::naive;
     e = double(dtype_bytes(shape.model.dtype)), g = double(dtype_bytes(shape.grad_dtype));
     k = double(optimizer_bytes(shape.model.dtype));
+    if (shape.muon)  // on average
+        k -= double(muon_saves * muon_numel(shape.config)) / double(parameter_count(shape.config));
 }
 
 std::string why_refused(const MemorySettings& settings) {

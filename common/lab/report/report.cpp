@@ -126,7 +126,8 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     const char* recompute[] = {"none", "selective", "full"};
     print(fmt::format("  dtype   {}, gradients {}; recomputation {}", dtype_name(o.dtype),
                       dtype_name(o.grad_dtype()), recompute[int(o.recompute)]));
-    print(fmt::format("  update  AdamW, lr {} {}, weight decay {}, clip {}", o.optimizer.lr,
+    print(fmt::format("  update  {}, lr {} {}, weight decay {}, clip {}",
+                      o.optimizer.muon ? "Muon for matrices, else AdamW" : "AdamW", o.optimizer.lr,
                       o.optimizer.cosine ? "cosine" : "constant", o.optimizer.weight_decay,
                       o.optimizer.clip));
     formulas(settings_of_run(impl_->shape, o));
