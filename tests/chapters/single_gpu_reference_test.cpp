@@ -37,6 +37,20 @@ std::pair<double, double> differences(const Outcome& run, const Json& expected) 
     return {loss, norm};
 }
 
+// Muon, in float64 as torch.optim.Muon computes it (tests/reference/make_muon_reference.py).
+TEST(SingleGpuReference, Muon) {
+    const Json expected = Json::parse(slurp(reference("muon.json")));
+    for (const char* split : {"--micro-batch 8", "--micro-batch 2 --grad-accum 4"}) {
+        const auto [loss, norm] = differences(
+            train_reference("gqa_untied", fmt::format("--optimizer muon {}", split)), expected);
+        EXPECT_LE(loss, 5e-6);
+        EXPECT_LE(norm, 1e-4);
+    }
+    for (const char* wrong :
+         {"", "--optimizer muon --weight-decay 0", "--optimizer muon --lr 2e-3"})
+        EXPECT_GT(differences(train_reference("gqa_untied", wrong), expected).first, 1e-5) << wrong;
+}
+
 class Reference : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(SingleGpu, Reference, testing::ValuesIn(references),
                          [](const auto& info) { return std::string(info.param); });

@@ -1,6 +1,7 @@
 // The stages of 02_zero give the same results: on the CPU in fp32 bit by bit, with any number of
 // ranks.
 #include "compare_runs.h"
+#include "refused.h"
 
 namespace ultrascale::test {
 namespace {
@@ -147,6 +148,32 @@ TEST(ZeroStages, PlainTrainsAsStage1Does) {
     };
     EXPECT_EQ(calls("reduce-scatter"), 1);
     EXPECT_EQ(calls("all-gather"), 1);
+}
+
+// 7_muon.h: parts that hold whole matrices. A run goes on with another number of ranks.
+TEST(ZeroMuon, EqualsOneDeviceAndGoesOnAnywhere) {
+    TempDir dir;
+    const auto with = [&](int ranks, const std::string& arguments) {
+        const Outcome run =
+            train_stage(1, ranks, "--plain --optimizer muon --lr 3e-4 " + arguments);
+        expect_verified(run);
+        return run;
+    };
+    const std::string fresh = load("gqa_untied") + " --verify --grad-accum 2";
+    with(2, fresh + " --save " + dir / "two"), with(3, fresh);
+    const Outcome four = with(4, fresh + " --save " + dir / "four");
+    const Json& muon = four.summary.at("muon");
+    EXPECT_EQ(muon.at("matrices"), 14);
+    EXPECT_GT(muon.at("cut_by_flat_shards"), 0);
+    EXPECT_GE(muon.at("busiest_flops").get<double>(), muon.at("all_flops").get<double>() / 4);
+    with(3, "--verify --load " + dir / "two");
+    with(1, "--verify --load " + dir / "four");
+    with(3, fresh + " --dtype bf16 --fp32-grads");
+    expect_one_error_line(run_ranks(2, "02_zero", "--optimizer muon --stage 2"),
+                          {"--optimizer muon", "--plain"});
+    expect_one_error_line(
+        run_ranks(2, "02_zero", "--plain --optimizer adamw --load " + dir / "two"),
+        {"--optimizer"});
 }
 
 // Parameters that stay whole for a step have the same values. If the model is cut as one unit, its

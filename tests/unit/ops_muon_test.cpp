@@ -1,6 +1,7 @@
 // Tests Muon's operations, and the orthogonalization that they make with matrix products.
 #include "core/ops_muon.h"
 
+#include "core/trace.h"
 #include "model/muon.h"
 #include "test_util.h"
 
@@ -92,6 +93,21 @@ TEST(OpsMuon, OrthogonalizesAnyMatrix) {
         for (int64_t j = 0; j < i; ++j) EXPECT_NEAR(product(q, a, i, j), product(q, a, j, i), 1e-4);
     }
     EXPECT_EQ(Muon::flops({rows, columns}), 5 * (4 * 24 * 24 * 40 + 2 * 24 * 24 * 24));
+}
+
+// The products that the operations say they make cost what the formula says.
+TEST(OpsMuon, FlopsAreThoseOfTheFormula) {
+    for (const Shape& shape : {Shape{12, 20}, Shape{20, 12}, Shape{8, 8}}) {
+        const Tensor x = random_tensor(shape, DType::fp32, 5);
+        trace_clear(), trace_record(true);
+        orthogonalized(x, squared_norm_of(to_double(x)), DType::fp32);
+        trace_record(false);
+        double flops = 0;
+        for (const Span& span : trace_spans())
+            if (span.name == "matmul") flops += span.flops;
+        trace_clear();
+        EXPECT_EQ(flops, double(Muon::flops(shape)));
+    }
 }
 
 }  // namespace
