@@ -6,10 +6,10 @@
 #include <cmath>
 
 #include "../5_tiles.h"
-#include "core/ops.h"
-#include "core/random.h"
 #include "../kernels/ops_blocks.h"
 #include "../kernels/ops_quantised.h"
+#include "core/ops.h"
+#include "core/random.h"
 #include "lab/report/report.h"
 
 namespace ultrascale::mixed_precision {

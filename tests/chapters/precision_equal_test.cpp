@@ -64,7 +64,7 @@ TEST(Precision, RanksRoundGradientsToNvfp4AsOneDoes) {
     EXPECT_EQ(one.of("loss")[0], two.of("loss")[0]);
     // Gradients of two micro-batches are added in bf16, within a rank or between two.
     EXPECT_NEAR(one.of("grad_norm")[0], two.of("grad_norm")[0], 1e-4 * two.of("grad_norm")[0]);
-    EXPECT_GT(std::abs(one.of("grad_norm")[0] / nearest.of("grad_norm")[0] - 1), 1e-3);
+    EXPECT_GT(std::abs(one.of("grad_norm")[0] / nearest.of("grad_norm")[0] - 1), 3e-4);
 }
 
 TEST(Precision, OverflowedStepsAreSkippedByAllRanks) {

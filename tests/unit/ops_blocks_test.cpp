@@ -99,6 +99,14 @@ TEST(OpsBlocks, EveryScaleOfMx) {
         EXPECT_EQ(ops::e8m0_of<F>(past, true), code + 1);
         EXPECT_EQ(ops::e8m0_of<F>(past, false), code);
     }
+    for (const bool up : {true, false}) {
+        for (const float tiny : {0.0f, 1e-45f, 0x1p-120f})
+            EXPECT_EQ(ops::e8m0_of<formats::E4m3>(ops::magnitude(tiny), up), 0);
+        for (const float large : {1.0f, 28672.0f, 57344.0f, 0x1p127f})  // e5m2 ends at 57,344
+            EXPECT_EQ(ops::e8m0_of<formats::E5m2>(ops::magnitude(large), up),
+                      uint32_t(std::ilogb(large) + 127 - 15));
+        EXPECT_EQ(ops::e8m0_of<formats::E5m2>(ops::magnitude(57345), up), up ? 128 : 127);
+    }
     const json formats = json::parse(test::slurp(test::reference("formats.json")));
     EXPECT_EQ(sum, formats["e8m0"]["decoded"].get<uint64_t>());
 }

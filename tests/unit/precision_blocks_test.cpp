@@ -16,7 +16,7 @@ using enum ops::BlockShape;
 constexpr int64_t N = 64, in = 80, out = 48, first_token = 7 * N;  // the batch is sample 7
 const char* const name = "model.layers.0.mlp.gate_proj.weight";
 
-// Normal numbers; those of the first row are so many times as large, and, with `no_column`, those of
+// Normal numbers; those of the first row are so many times as large, and with `no_column` those of
 // the first column are 0.
 Tensor numbers(Shape shape, uint64_t seed, double times = 1, bool no_column = false) {
     Doubles values = to_double(random_tensor(shape, DType::bf16, seed));
