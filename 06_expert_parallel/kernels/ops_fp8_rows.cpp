@@ -30,12 +30,14 @@ void pack_fp8_rows(Tensor packed, const Tensor& x) {
         const T* const from = x.as<T>();
         for_each_block(packed, x.cols(), blocks, [&](int64_t b, uint8_t* to, uint8_t* scale_at) {
             const T* const block = from + b * packed_block;
+            // exercise 06.7 begin: the block's scale, and its numbers divided by it and rounded
             float amax = 0;
             for (int64_t i = 0; i < packed_block; ++i)
                 amax = std::max(amax, std::abs(float(block[i])));
             const float scale = scale_for(amax, formats::E4m3::largest(), false), by = 1 / scale;
             std::memcpy(scale_at, &scale, 4);
             for (int64_t i = 0; i < packed_block; ++i) to[i] = e4m3(float(block[i]) * by).bits;
+            // exercise 06.7 end
         });
     });
 }
