@@ -26,6 +26,7 @@ TEST(Precision, EveryRecipeEqualsOneDevice) {
     expect_equal(2, "deepseek --keep-fp8 --grad-accum 2");
     expect_equal(2, "fp8-lm");
     expect_equal(1, "nanotron --recompute full");
+    expect_equal(1, "deepseek --keep-fp8 --recompute full:1");
     expect_equal(2, "plain-fp8 --grad-accum 2");
     expect_equal(1, "tensor --gradient-format e4m3 --smooth-swiglu --power-of-two-scales");
     expect_equal(1, "row --keep-fp8 --unfused --loss-chunk 50");
