@@ -80,7 +80,7 @@ inline bool compare_recomputation(const Options& options, const StepShape& shape
     struct Row {
         const char* name;
         AttentionKind attention;
-        Recompute recompute;
+        Recompute::Kind recompute;
     };
     const Row rows[] = {{"T x T, none", AttentionKind::naive, Recompute::none},
                         {"T x T, selective", AttentionKind::naive, Recompute::selective},

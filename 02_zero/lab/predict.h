@@ -5,6 +5,7 @@
 #include <set>
 
 #include "../9_stages.h"
+#include "lab/predict/budget.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 #include "shared_options.h"
@@ -109,11 +110,21 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
     }
 }
 
+// The number of layers that keep their input only, the first ones.
+inline int64_t checkpoints_of(const StepShape& s) {
+    return s.model.recompute.count(Recompute::full, s.config.layers);
+}
 // --offload activations: the bytes of a micro-batch's kept inputs that go to the host and come
-// back, for all layers but the last.
+// back, for all of these layers but the last.
 inline int64_t kept_on_host(const StepShape& s) {
-    return (s.config.layers - 1) * s.micro_batch * s.seq * s.config.hidden *
+    return std::max<int64_t>(checkpoints_of(s) - 1, 0) * s.micro_batch * s.seq * s.config.hidden *
            dtype_bytes(s.model.dtype);
+}
+
+inline LocalSizes local_sizes(const StepShape& shape, const ZeroOptions& zero) {
+    LocalSizes sizes = local_sizes(shape);
+    sizes.checkpoints_on_host = zero.offload_activations;
+    return sizes;
 }
 
 // Predicts one step: the activations and FLOPs of a rank's own micro-batch, which do not depend on
@@ -122,9 +133,7 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
                           const Mesh& mesh) {
     Prediction prediction;
-    LocalSizes sizes = local_sizes(shape);
-    sizes.checkpoints_on_host = zero.offload_activations;
-    add_activations(prediction, sizes);
+    add_activations(prediction, local_sizes(shape, zero));
     if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
@@ -170,6 +179,19 @@ inline Prediction predict(const Llama& model, const ZeroOptions& zero, const Ste
                           int64_t A, const Mesh& mesh) {
     if (zero.plain && zero.muon) return predict_muon(model.parameters(), shape, mesh);
     return predict(layout_of(model, zero, mesh), units_of(model), zero, shape, A, mesh);
+}
+
+// What a rank holds if other layers of the shape recompute.
+inline auto memory_by_shape(const Options& options, const ZeroOptions& zero,
+                            const StepShape& shape) {
+    const Mesh mesh(Communicator::world(), data_axes(Communicator::world().size(), zero));
+    Llama model(shape.config, shape.model);
+    sum_over_replicas(model.parameters(), mesh);
+    return [=, memory = predict(model, zero, shape, options.grad_accum, mesh).memory](
+               const StepShape& changed) mutable {
+        memory.peak_activations = peak_activation_bytes(local_sizes(changed, zero));
+        return memory;
+    };
 }
 
 // The first step's bounds: `bounds`, widened if numbers travel in fewer bits, to about twice the

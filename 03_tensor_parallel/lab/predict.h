@@ -8,6 +8,7 @@
 #include "../3_vocabulary_embedding.h"
 #include "../tensor_options.h"
 #include "halves_memory.h"
+#include "lab/predict/budget.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 
@@ -78,7 +79,10 @@ inline void add_regions(Prediction& prediction, StepShape shape, const TensorOpt
                   head = regions.head, tokens = shape.micro_batch * shape.seq,
                   bytes = tokens * c.hidden * dtype_bytes(shape.model.dtype);
     const int64_t C = row_chunks(o, tokens);
-    const int64_t forwards = shape.model.recompute == Recompute::full ? 2 : 1;  // of a layer
+    const auto again = [&](int64_t layers) {
+        return shape.model.recompute.count(Recompute::full, layers);
+    };
+    const int64_t forwards = both + again(regions.layers) + again(regions.feed_forwards);
     const int64_t chunk = shape.model.loss_chunk,  // of the loss, in tokens; 0: one piece
         chunks = chunk == 0 ? 0 : (tokens + chunk - 1) / chunk;
     PredictedCommunication& p = prediction.communication;
@@ -87,15 +91,15 @@ inline void add_regions(Prediction& prediction, StepShape shape, const TensorOpt
         p.add(tp, kind, A * tensors * calls, A * tensors * bytes);
     };
     if (!sp) {
-        send(Collective::all_reduce, both * forwards, C);   // o and down, in forward
+        send(Collective::all_reduce, forwards, C);          // o and down, in forward
         send(Collective::all_reduce, both, 1);              // q, k, v and gate, up, in backward
         send(Collective::all_reduce, embedding + head, 1);  // embedding; the head's backward
-        if (o.partition_checkpoints) send(Collective::all_gather, regions.layers, 1);
+        if (o.partition_checkpoints) send(Collective::all_gather, again(regions.layers), 1);
     } else {
         // All-gathers: before column linears, and in the backward of row linears. Reduce-scatters:
         // the reverse.
-        send(Collective::all_gather, both * forwards + both, C);
-        send(Collective::reduce_scatter, both * forwards + both, C);
+        send(Collective::all_gather, forwards + both, C);
+        send(Collective::reduce_scatter, forwards + both, C);
         send(Collective::all_gather, embedding + head, C);      // head; the embedding's backward
         send(Collective::reduce_scatter, embedding + head, C);  // embedding; the head's backward
         // Inputs are gathered again for weight gradients; a chunked loss computes the head's in

@@ -63,9 +63,10 @@ ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions&
         Parameter *q = weight("q_norm"), *k = weight("k_norm");
         return std::make_unique<HeadNorms>(q, k, float(config.norm_eps));
     };
-    factories.attention = [options](const ModulePath&) -> std::unique_ptr<AttentionCore> {
+    factories.attention = [options](const ModulePath& path) -> std::unique_ptr<AttentionCore> {
         if (options.attention == AttentionKind::flash) return std::make_unique<FlashAttention>();
-        return std::make_unique<NaiveAttention>(options.recompute == Recompute::selective);
+        return std::make_unique<NaiveAttention>(options.recompute.of(path.layer) ==
+                                                Recompute::selective);
     };
     factories.feed_forward = [config, options](
                                  ParameterList& list, const ModuleFactories& factories,

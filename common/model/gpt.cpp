@@ -173,12 +173,13 @@ void add_attention_dropout(ModuleFactories& factories, const LlamaConfig& config
                            const ModelOptions& options, int64_t first_head) {
     if (!config.gpt || options.dropout == 0) return;
     check(options.attention == AttentionKind::naive, "only naive attention can drop");
-    const DropoutAttention::Settings settings{
+    DropoutAttention::Settings settings{
         {.p = float(options.dropout), .seed = options.seed, .keeps_masks = options.keep_masks},
-        options.recompute == Recompute::selective,
+        false,
         first_head,
         config.heads};
-    factories.attention = [settings](const ModulePath& path) {
+    factories.attention = [=, recompute = options.recompute](const ModulePath& path) mutable {
+        settings.recompute = recompute.of(path.layer) == Recompute::selective;
         return std::make_unique<DropoutAttention>(settings, path);
     };
 }

@@ -10,7 +10,7 @@ namespace ultrascale {
 // ---- layer --------------------------------------------------------------------------------------
 
 Layer::Layer(ParameterList& list, const LlamaConfig& config, const ModuleFactories& factories,
-             int64_t index, Recompute recompute)
+             int64_t index, Recompute::Kind recompute)
     : heads_(factories.heads),
       kv_heads_(factories.kv_heads),
       head_dim_(config.head_dim),
@@ -135,7 +135,7 @@ Llama::Llama(const LlamaConfig& config, const ModelOptions& options,
     }
     for (int64_t i = stage.first_layer; i < stage.last_layer; ++i) {
         layers_.push_back(
-            std::make_unique<Layer>(parameters_, config, factories, i, options.recompute));
+            std::make_unique<Layer>(parameters_, config, factories, i, options.recompute.of(i)));
         close_unit(fmt::format("layers.{}", i));
     }
     if (stage.head) {

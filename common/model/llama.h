@@ -10,10 +10,10 @@
 
 #include "core/trace.h"
 #include "parts.h"
+#include "recompute.h"
 
 namespace ultrascale {
 
-enum class Recompute { none, selective, full };
 enum class AttentionKind { flash, naive };
 
 struct ModelOptions {
@@ -92,7 +92,7 @@ Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
 class Layer {
 public:
     Layer(ParameterList& parameters, const LlamaConfig& config, const ModuleFactories& factories,
-          int64_t index, Recompute recompute);
+          int64_t index, Recompute::Kind recompute);
 
     // x, dy and the results: (B, T, h), or the technique's own layout of the residual stream.
     Tensor forward(const Tensor& x, Saved& saved, Context& context);
@@ -108,7 +108,7 @@ private:
                                  WeightGradient when);
 
     int64_t heads_, kv_heads_, head_dim_;
-    Recompute recompute_;
+    Recompute::Kind recompute_;
     Tensor frequencies_;  // (D / 2)
     std::unique_ptr<Norm> input_norm_, post_attention_norm_;
     std::unique_ptr<Linear> qkv_proj_, o_proj_;

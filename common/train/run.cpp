@@ -316,6 +316,9 @@ StepShape step_shape(const Options& options, const LlamaConfig& config) {
         user_error(
             "--dropout: a GPT also drops attention's probabilities, which attention in tiles does "
             "not have; use --attention naive");
+    if (options.recompute.given_layers() > config.layers)
+        user_error("--recompute {}: the model has only {}", options.recompute.text(),
+                   format_count(config.layers, "layer"));
     return {.config = config,
             .model = {options.dtype, options.recompute, options.attention, options.loss_chunk,
                       options.dropout, options.seed, options.keep_masks},

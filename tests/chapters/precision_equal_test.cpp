@@ -26,6 +26,7 @@ TEST(Precision, EveryRecipeEqualsOneDevice) {
     expect_equal(2, "deepseek --keep-fp8 --grad-accum 2");
     expect_equal(2, "fp8-lm");
     expect_equal(1, "nanotron --recompute full");
+    expect_equal(1, "deepseek --keep-fp8 --recompute full:1");
     expect_equal(2, "plain-fp8 --grad-accum 2");
     expect_equal(2, "mxfp8 --grad-accum 2");
     expect_equal(1, "mxfp8 --gradient-format e5m2 --without up --recompute full");

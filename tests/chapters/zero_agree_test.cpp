@@ -253,11 +253,11 @@ TEST(LongZeroOffload, ChangesWhereAndNothingElse) {
 TEST(ZeroOffload, OfActivationsChangesNoBit) {
     const SmallModel three_layers;
     for (const std::string& model :
-         {load("gqa_untied"), fmt::format("--model {}", three_layers.path())}) {
+         {load("gqa_untied") + " --recompute full",
+          fmt::format("--model {} --recompute full", three_layers.path()),
+          fmt::format("--model {} --recompute full:2", three_layers.path())}) {
         const auto with = [&](const char* offload) {
-            return train_stage(
-                1, 2,
-                fmt::format("{} --recompute full --grad-accum 2 --offload {}", model, offload));
+            return train_stage(1, 2, fmt::format("{} --grad-accum 2 --offload {}", model, offload));
         };
         const Outcome here = with("optimizer"), there = with("both");
         expect_verified(there);

@@ -65,6 +65,8 @@ struct Options {
     std::string data_name() const;  // in a checkpoint (checkpoint.h: TrainingState)
     const std::string& model_name() const { return load.empty() ? model : load; }  // in the report
     DType grad_dtype() const { return fp32_grads ? DType::fp32 : dtype; }
+    // Throws UserError if only some layers recompute, in a program that has no formulas for it.
+    void refuse_recompute_by_layer() const;
     // Throws UserError if --json or --html is given in a mode of the program that has no figures.
     void refuse_figures(const std::string& mode) const;
     // The model's numbers from --model (a preset or a directory), --load and --layers.
@@ -106,6 +108,8 @@ void add_shared_options(OptionList& options, Options& values);
 // (train/recordings.h). If these communicate, the `shared` options must allow it.
 OneOption add_cuda_graph(OptionList& options, bool& on);
 OneOption add_cuda_graph(OptionList& options, bool& on, const Options& shared);
+// --memory-budget GIB (lab/predict/budget.h), an option of the chapters that can predict it.
+OneOption add_memory_budget(OptionList& options, double& gib);
 // parse_command_line() with the shared options; an option that is not given has its value in
 // `defaults`. `add_own` adds the chapter's own options, whose rules may depend on the shared ones.
 // An output file that cannot be written is a UserError, too.

@@ -22,6 +22,12 @@ std::string Options::data_name() const {
     return path.empty() ? data : path;
 }
 
+void Options::refuse_recompute_by_layer() const {
+    if (!recompute.same_in_all_layers())
+        user_error("--recompute {}: here all layers do the same; use none, selective or full",
+                   recompute.text());
+}
+
 void Options::refuse_figures(const std::string& mode) const {
     for (const auto& [option, path] : {std::pair("--json", json), std::pair("--html", html)})
         if (!path.empty()) user_error("{}: {} has no figures to write", option, mode);

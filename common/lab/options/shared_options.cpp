@@ -108,10 +108,21 @@ void add_shared_options(OptionList& options, Options& o) {
     options.choice("--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
                    "Weights and activations (bf16 keeps fp32 master weights)");
     options.flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
-    options.choice(
-        "--recompute", o.recompute,
-        {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
-        "Activation recomputation");
+    options.text(
+        "--recompute",
+        [&o](const std::string& text) {
+            const std::optional<Recompute> recompute = Recompute::parse(text);
+            if (!recompute)
+                user_error(
+                    "--recompute {}: give none, selective or full, for the first layers only "
+                    "full:8 or selective:8, or both, full:8,selective:12",
+                    printable(text));
+            o.recompute = *recompute;
+        },
+        [&o] { return o.recompute.text(); },
+        "What is computed again in backward: none, selective (attention's T x T matrix) or full "
+        "(all but a layer's input); full:8 for the first 8 layers, full:8,selective:12 for the "
+        "next 12, too");
     options.choice("--attention", o.attention,
                    {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
                    "Attention in tiles (flash), or with the whole T x T matrix in memory (naive)");
@@ -212,6 +223,15 @@ void add_shared_options(OptionList& options, Options& o) {
                               "--clip", "--seed", "--fp32-grads", "--attention", "--loss-chunk"},
                              Another::told);
     options.training_options({"--micro-batch", "--grad-accum"}, Another::allowed);
+}
+
+OneOption add_memory_budget(OptionList& options, double& gib) {
+    return options
+        .add("--memory-budget", gib,
+             "Choose the layers that recompute: the fewest FLOPs with which a rank is predicted to "
+             "hold at most this many GiB")
+        .between(1e-6, 1e9)
+        .excludes({"--recompute", "--compare", "--demo"});
 }
 
 OneOption add_cuda_graph(OptionList& options, bool& on) {

@@ -13,14 +13,13 @@ double attention_flops(const LlamaConfig& c, int64_t seq) {
     return 4 * double(c.layers) * double(c.q_size()) * double(seq);
 }
 double recomputed_attention_flops(const StepShape& s) {
-    const double attention = attention_flops(s.config, s.seq);
-    double flops = 0;
+    const int64_t L = s.config.layers;
+    double layers = double(s.model.recompute.count(Recompute::full, L));
     if (s.model.attention == AttentionKind::flash)
-        flops += attention / 2;  // its backward computes the scores again
-    else if (s.model.recompute == Recompute::selective)
-        flops += attention;
-    if (s.model.recompute == Recompute::full) flops += attention;
-    return flops;
+        layers += double(L) / 2;  // its backward computes the scores again
+    else
+        layers += double(s.model.recompute.count(Recompute::selective, L));
+    return attention_flops(s.config, s.seq) / double(L) * layers;
 }
 
 }  // namespace
@@ -133,7 +132,7 @@ std::string what_would_fit(const StepShape& shape, int64_t limit) {
             found += (found.empty() ? "" : ", or ") + options;
     };
     // Tries 1, 1/2, 1/4, ... of each size until it fits, and recomputation alone.
-    for (Recompute recompute : {shape.model.recompute, Recompute::full}) {
+    for (const Recompute& recompute : {shape.model.recompute, Recompute(Recompute::full)}) {
         StepShape changed = shape;
         changed.model.recompute = recompute;
         const std::string also = recompute == shape.model.recompute ? "" : "--recompute full ";
@@ -152,9 +151,16 @@ std::string what_would_fit(const StepShape& shape, int64_t limit) {
 }
 
 double book_activations(const StepShape& shape) {
-    MemorySettings settings;
-    settings.set(shape);
-    return MemoryFormulas(settings).book_activations;
+    double bytes = 0;
+    for (const auto kind : {Recompute::none, Recompute::selective, Recompute::full}) {
+        StepShape layers = shape;  // of this kind
+        layers.config.layers = shape.model.recompute.count(kind, shape.config.layers);
+        layers.model.recompute = kind;
+        MemorySettings settings;
+        settings.set(layers);
+        if (layers.config.layers > 0) bytes += MemoryFormulas(settings).book_activations;
+    }
+    return bytes;
 }
 
 int64_t book_bytes_per_parameter(const StepShape& s) {
@@ -172,11 +178,11 @@ double model_flops_per_token(const LlamaConfig& c, int64_t active, int64_t seq) 
 
 double recomputed_flops_per_token(const StepShape& s, int64_t active) {
     const LlamaConfig& c = s.config;
-    double flops = recomputed_attention_flops(s);
-    if (s.model.recompute == Recompute::full)  // only the layers' forward
-        flops += 2 * (multiplied(c, active) -
-                      double(c.vocab * c.hidden * (c.tied ? 1 : 2) + c.hidden * (c.gpt ? 2 : 1)));
-    return flops;
+    const double in_layers = multiplied(c, active) - double(c.vocab * c.hidden * (c.tied ? 1 : 2) +
+                                                            c.hidden * (c.gpt ? 2 : 1));
+    return recomputed_attention_flops(s) +
+           2 * in_layers / double(c.layers) *
+               double(s.model.recompute.count(Recompute::full, c.layers));
 }
 
 }  // namespace ultrascale

@@ -123,9 +123,9 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     const Nodes& hosts = machines();
     if (hosts.names.size() > 1) print(wrapped("  hosts   " + describe_hosts(hosts), 10));
     if (!data_description.empty()) print(fmt::format("  data    {}", data_description));
-    const char* recompute[] = {"none", "selective", "full"};
+    const Recompute& recompute = impl_->shape.model.recompute;
     print(fmt::format("  dtype   {}, gradients {}; recomputation {}", dtype_name(o.dtype),
-                      dtype_name(o.grad_dtype()), recompute[int(o.recompute)]));
+                      dtype_name(o.grad_dtype()), recompute.text()));
     print(fmt::format("  update  {}, lr {} {}, weight decay {}, clip {}",
                       o.optimizer.muon ? "Muon for matrices, else AdamW" : "AdamW", o.optimizer.lr,
                       o.optimizer.cosine ? "cosine" : "constant", o.optimizer.weight_decay,
@@ -136,6 +136,9 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     json["global_batch"] = global_batch, json["seq"] = seq, json["micro_batch"] = o.micro_batch;
     json["dtype"] = dtype_name(o.dtype), json["learning_rate"] = o.optimizer.lr,
     json["seed"] = o.seed;
+    for (const auto& [name, kind] :
+         {std::pair("full", Recompute::full), {"selective", Recompute::selective}})  // layers
+        json["recompute"][name] = recompute.count(kind, c.layers);
     for (const int node : hosts.placed) json["hosts"].push_back(hosts.names[size_t(node)]);
 }
 
