@@ -7,7 +7,7 @@
 namespace ultrascale::test {
 namespace {
 
-const char* const references[] = {"gqa_untied", "tied_head_dim", "llama3_bf16", "gpt2"};
+const char* const references[] = {"gqa_untied", "tied_head_dim", "llama3_bf16", "mistral", "gpt2"};
 
 Json expected_of(const std::string& name) {
     return Json::parse(slurp(reference(name) + "/expected.json"));
