@@ -26,14 +26,14 @@
 // last rank that has a part sends them straight home. A rank between sends h kv in forward, and h
 // kv + (h+1) dkv in backward, whatever T is.
 //
-// A zig-zag loses its reason. Every rank's queries see W keys each, so contiguous pieces are
-// balanced: mean / most = 1 - (W-1)/2T if W <= L. But a zig-zag's two chunks are half as long, so
-// there are twice as many borders for keys to cross; and its tails' neighbour is the *previous*
-// rank, n-1 hops away on a ring that runs one way. (--bidirectional on sends them there in one.)
+// A zig-zag loses its reason. Every query sees W keys, so contiguous pieces are balanced: mean /
+// most = 1 - (W-1)/2T if W <= L. But a zig-zag's chunks are half as long, so keys cross twice as
+// many borders; and behind its tails comes the *previous* rank, n-1 hops away on a ring that runs
+// one way (--bidirectional on sends them there in one).
 //
-// A prefix costs no byte: all keys go all the way round anyway, and the ranks that only passed them
-// on now see the prefix's. It adds pairs to the first ranks, which have the fewest in a contiguous
-// cut, so that they balance it; with P = T there is no mask left.
+// A prefix costs no byte: all keys go all the way round anyway, and ranks that only passed them on
+// now see the prefix's. It adds pairs to the first tokens, so contiguous pieces gain balance, and a
+// zig-zag's heads, which were cheap, are no longer. Stripes stay even.
 //
 // THE LOSS counts only what follows the prefix (train/data.h): inside it a token sees its target.
 #pragma once

@@ -62,6 +62,17 @@ TEST_P(Reference, LossesAndGradientNorms) {
         }
 }
 
+// The mask that transformers was given: tokens of the prefix see each other, within the window.
+TEST(SingleGpuReference, APrefix) {
+    const Json expected = expected_of("mistral").at("prefix");
+    const Outcome run = train("00_single_gpu",
+                              fmt::format("--load {0} --data {0}/tokens.bin --steps 1 --seq 64 "
+                                          "--micro-batch 4 --grad-accum 2 --no-verify --prefix {1}",
+                                          reference("mistral"), expected.at("tokens").get<int>()));
+    EXPECT_NEAR(run.of("loss")[0], expected.at("loss").get<double>(), 5e-6);
+    EXPECT_NEAR(run.of("grad_norm")[0] / expected.at("grad_norm").get<double>(), 1, 1e-4);
+}
+
 TEST_P(Reference, Float32TooAndPlain) {
     const auto [loss, norm] =
         differences(train_reference(GetParam(), ""), expected_of(GetParam()).at("float32"));

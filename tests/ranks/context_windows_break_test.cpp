@@ -24,7 +24,7 @@ std::vector<ContextOptions> with_windows() {
 
 TEST(ContextWindowsBreak, AWindowPasses) {
     NEEDS_RANKS();
-    for (const int64_t window : {1L, 7L, some_window, 30L})
+    for (const int64_t window : {int64_t(1), some_window})
         for (const ContextOptions& context : with_windows()) {
             SCOPED_TRACE(fmt::format("{}, window {}", describe(context, 1), window));
             expect(train(context, {.window = window}), true, true, true);
@@ -33,16 +33,15 @@ TEST(ContextWindowsBreak, AWindowPasses) {
 
 TEST(ContextWindowsBreak, APrefixPasses) {
     NEEDS_RANKS();
-    for (const int64_t prefix : {2L, some_prefix, T - 1})
+    for (const int64_t prefix : {int64_t(2), some_prefix})
         for (const ContextOptions& context : every_variant()) {
             if (context.variant == Variant::plain || context.bidirectional) continue;
             SCOPED_TRACE(fmt::format("{}, prefix {}", describe(context, 1), prefix));
             expect(train(context, {.prefix = prefix}), true, true, true);
         }
-    for (const ContextOptions& context : with_windows())
-        if (!context.bidirectional)
-            expect(train(context, {.window = some_window, .prefix = some_prefix}), true, true,
-                   true);
+    for (const ContextOptions& context :
+         {restarted(Layout::contiguous), restarted(Layout::striped), all_gather(Layout::zigzag)})
+        expect(train(context, {.window = some_window, .prefix = some_prefix}), true, true, true);
 }
 
 // A window of W keys beside the query's own is one too wide.

@@ -16,7 +16,8 @@ GPT-2 (or only for those that are named):
     gpt2          feed-forward of another size than 4 h, tied head; one fp32 file
 
 and in each folder expected.json: losses and gradient norms (before clipping) of AdamW steps, in
-float64 and in float32, and the logits of the first 16 tokens in float64.
+float64 and in float32, and the logits of the first 16 tokens in float64; of mistral also one step
+in which the first 20 tokens see each other.
 
     step s: samples s*8 .. s*8+7 of tokens.bin (uint16), sample k = tokens[64 k .. 64 k + 64];
             loss = mean over 512 targets
@@ -145,6 +146,25 @@ def train(folder, dtype, steps):
         result["loss"].append(float(loss.detach()))
         optimizer.step()
     return result, logits
+
+
+def step_with_prefix(folder, prefix):
+    """The first step's loss and gradient norm if so many first tokens see each other, within the
+    sliding window; their targets do not count."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager",
+                                                 dtype=torch.float64)
+    tokens = torch.from_numpy(np.fromfile(folder / "tokens.bin", dtype=np.uint16).astype(np.int64))
+    batch = torch.stack([tokens[k * SEQ:k * SEQ + SEQ + 1] for k in range(BATCH)])
+    query, key = torch.arange(SEQ)[:, None], torch.arange(SEQ)[None]
+    seen = ((key <= query) | (key < prefix)) & (key > query - model.config.sliding_window)
+    hidden = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    out = model(batch[:, :-1], attention_mask=hidden, use_cache=False).logits
+    first = prefix - 1  # the last token of the prefix does not see its target
+    loss = torch.nn.functional.cross_entropy(out[:, first:].flatten(0, 1),
+                                             batch[:, 1 + first:].flatten())
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return {"tokens": prefix, "loss": float(loss.detach()), "grad_norm": float(norm)}
 
 
 # ---- the checkpoints -----------------------------------------------------------------------------
@@ -288,6 +308,8 @@ def main():
         difference = max(abs(a - b) for a, b in zip(results[name]["float32"]["loss"], losses))
         print(f"{name}: losses {losses[0]:.4f} .. {losses[-1]:.4f}, "
               f"largest difference float32 - float64 {difference:.1e}")
+        if name == "mistral":
+            results[name]["prefix"] = step_with_prefix(HERE / name, 20)
         expected = {"seq": SEQ, "global_batch": BATCH, "steps": steps, **results[name],
                     "logits": [[float(f"{v:.9g}") for v in row] for row in logits.tolist()]}
         (HERE / name / "expected.json").write_text(json.dumps(expected) + "\n")
