@@ -139,7 +139,7 @@ void train_a_little(DType dtype) {
     Composition all(options, shape, techniques);
     all.updates->start();
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     const DataSlice slice = all.data_slice();
     measure(
         loader, slice, sequences_of_step(options, slice.count), 3,

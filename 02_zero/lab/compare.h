@@ -78,7 +78,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
     const DataSlice slice{.micro_batch = B, .count = N, .replica = ranks.rank()};
     const int64_t sequences = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     const double psi =
         double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
     const std::vector<Variant> variants = variants_of(zero_options);

@@ -16,7 +16,7 @@ inline bool compare_ranks(
     const Communicator& world = Communicator::world();
     const int64_t E = shape.config.experts.count, A = options.grad_accum;
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     print(fmt::format("{} on {}; {:.3f} M parameters in {}, {:.3f} M active",
                       describe_model(shape.config.experts), format_count(world.size(), "rank"),
                       double(parameter_count(shape.config)) / 1e6, dtype_name(shape.model.dtype),

@@ -15,7 +15,7 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
     const Mesh mesh(world, {{"dp", world.size()}});
     const int64_t sequences = sequences_of_step(options, world.size());
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     print(fmt::format("{:.3f} M parameters, {} of {} of {} tokens, {}",
                       double(parameter_count(shape.config)) / 1e6,
                       format_count(options.steps, "step"), format_count(sequences, "sequence"),

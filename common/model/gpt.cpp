@@ -110,8 +110,7 @@ Tensor DropoutAttention::forward(const Tensor& q, const Tensor& k, const Tensor&
         dropout.mask = activation(pairs, DType::e4m3),
         dropout.dropped = activation(pairs, q.dtype());
     Tensor probabilities = activation(pairs, q.dtype());
-    ops::attention_naive_forward(o, probabilities, q, k, v,
-                                 {.document_starts = context.batch.document_starts},
+    ops::attention_naive_forward(o, probabilities, q, k, v, context.batch.mask(),
                                  context.drops() ? &dropout : nullptr);
     saved.keep("q", q), saved.keep("k", k), saved.keep("v", v);
     if (settings_.recompute) return o;
@@ -129,7 +128,7 @@ AttentionCore::Gradients DropoutAttention::backward(const Tensor& dout, Saved& s
         const TraceName again(TraceName::pass, "recomputed forward");
         probabilities = activation({q.size(0), q.size(2), q.size(1), k.size(1)}, q.dtype());
         ops::attention_naive_forward(activation_like(q), probabilities, q, k, v,
-                                     {.document_starts = context.batch.document_starts}, &dropout);
+                                     context.batch.mask(), &dropout);
     } else {
         probabilities = saved.take("probabilities");
         if (saved.has("mask"))

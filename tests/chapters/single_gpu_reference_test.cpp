@@ -7,7 +7,7 @@
 namespace ultrascale::test {
 namespace {
 
-const char* const references[] = {"gqa_untied", "tied_head_dim", "llama3_bf16", "gpt2"};
+const char* const references[] = {"gqa_untied", "tied_head_dim", "llama3_bf16", "mistral", "gpt2"};
 
 Json expected_of(const std::string& name) {
     return Json::parse(slurp(reference(name) + "/expected.json"));
@@ -74,6 +74,17 @@ TEST_P(Reference, LossesAndGradientNorms) {
             EXPECT_LE(loss, 5e-6);
             EXPECT_LE(norm, 1e-4);
         }
+}
+
+// The mask that transformers was given: tokens of the prefix see each other, within the window.
+TEST(SingleGpuReference, APrefix) {
+    const Json expected = expected_of("mistral").at("prefix");
+    const Outcome run = train("00_single_gpu",
+                              fmt::format("--load {0} --data {0}/tokens.bin --steps 1 --seq 64 "
+                                          "--micro-batch 4 --grad-accum 2 --no-verify --prefix {1}",
+                                          reference("mistral"), expected.at("tokens").get<int>()));
+    EXPECT_NEAR(run.of("loss")[0], expected.at("loss").get<double>(), 5e-6);
+    EXPECT_NEAR(run.of("grad_norm")[0] / expected.at("grad_norm").get<double>(), 1, 1e-4);
 }
 
 TEST_P(Reference, Float32TooAndPlain) {

@@ -3,8 +3,8 @@
 
     python3 tests/reference/check_saved.py [--write] DIR
 
-DIR holds gqa_untied/, tied_head_dim/, llama3_bf16/ and gpt2/ as saved by our program after loading
-the references of those names (any of them may be absent). Two ways to make them:
+DIR holds gqa_untied/, tied_head_dim/, llama3_bf16/, mistral/ and gpt2/ as saved by our program
+after loading the references of those names (any of them may be absent). Two ways to make them:
 
     ULTRASCALE_SAVED_DIR=DIR build/cpu/unit_test \\
         --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 
 from make_reference import HERE, LOGIT_TOKENS, fnv1a, keep_float64
 
-NAMES = ["gqa_untied", "tied_head_dim", "llama3_bf16", "gpt2"]
+NAMES = ["gqa_untied", "tied_head_dim", "llama3_bf16", "mistral", "gpt2"]
 
 
 def largest_difference(saved, name):

@@ -27,6 +27,7 @@ struct Options {
     uint64_t seed = 1;
     bool shuffle = false;
     int64_t document_token = -1, ignore_token = -1;  // -1: none (data.h: DataOptions)
+    int64_t window = 0, prefix = 0;                  // 0: the model's own; none
     DType dtype = DType::fp32;
     bool fp32_grads = false;
     Recompute recompute = Recompute::none;
@@ -69,7 +70,8 @@ struct Options {
     void refuse_recompute_by_layer() const;
     // Throws UserError if --json or --html is given in a mode of the program that has no figures.
     void refuse_figures(const std::string& mode) const;
-    // The model's numbers from --model (a preset or a directory), --load and --layers.
+    // The model's numbers from --model (a preset or a directory), --load, --layers, --window and
+    // --prefix.
     LlamaConfig config() const;
 };
 

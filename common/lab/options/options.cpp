@@ -47,6 +47,8 @@ LlamaConfig Options::config() const {
         user_error("--layers {}: the checkpoint in {} has {}, and all of them are loaded", layers,
                    load, format_count(c.layers, "layer"));
     if (layers > 0) c.layers = layers;
+    if (window > 0) c.window = window;
+    c.prefix = prefix;
     validate(c);
     if (c.experts.count > 0 && !with_experts)
         user_error("{}: a model with experts; 06_expert_parallel trains such models",

@@ -102,6 +102,17 @@ void add_shared_options(OptionList& options, Options& o) {
              "positions restart, and as a target this token does not count")
         .at_least(0);
     options
+        .add(
+            "--window", o.window,
+            "Attention's sliding window: a token sees this many keys, its own and those before it. "
+            "Default: the checkpoint's, or all")
+        .at_least(1);
+    options
+        .add("--prefix", o.prefix,
+             "This many first tokens of each sequence see each other in both directions, and the "
+             "loss counts only what follows them (a prefix-LM)")
+        .at_least(1);
+    options
         .add("--ignore-token", o.ignore_token,
              "Targets equal to this token become -100 and do not count in the loss")
         .at_least(0);
@@ -215,10 +226,11 @@ void add_shared_options(OptionList& options, Options& o) {
               "anything")
         .ignores(both(training_outputs, training_course),
                  "it is about what a rank holds and sends in any step")
-        .ignores({"--document-token"}, "the data decide what it saves; an estimate has none");
-    options.training_options(
-        {"--shuffle", "--document-token", "--ignore-token", "--dtype", "--dropout"},
-        Another::refused);
+        .ignores({"--document-token"}, "the data decide what it saves; an estimate has none")
+        .ignores({"--prefix"}, "a step sends and holds the same with and without it");
+    options.training_options({"--shuffle", "--document-token", "--window", "--prefix",
+                              "--ignore-token", "--dtype", "--dropout"},
+                             Another::refused);
     options.training_options({"--lr", "--lr-schedule", "--lr-steps", "--warmup", "--weight-decay",
                               "--clip", "--seed", "--fp32-grads", "--attention", "--loss-chunk"},
                              Another::told);

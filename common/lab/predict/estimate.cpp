@@ -73,6 +73,8 @@ void add_flops(Prediction& prediction, const StepShape& s, int64_t active) {
     prediction.recomputed_flops_per_token += recomputed_flops_per_token(s, active);
     prediction.attention_flops_per_token += 3 * attention_flops(s.config, s.seq);
     prediction.recomputed_attention_flops_per_token += recomputed_attention_flops(s);
+    if (s.config.window > 0 || s.config.prefix > 0)
+        prediction.seen = attended_pairs(s.config, s.seq) / (double(s.seq) * double(s.seq));
 }
 
 Prediction predict_one_device(const StepShape& s, int64_t parameters) {

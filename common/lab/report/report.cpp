@@ -280,7 +280,7 @@ void Report::throughput(const Prediction& predicted) {
     print(fmt::format("  {:.0f} tokens/s   {:.4g} TFLOP/s   MFU {:.1f} %   HFU {:.1f} %", rate,
                       flops / 1e12, 100 * flops / peak.flops,
                       100 * with_recomputation / peak.flops));
-    // The usual count includes the keys that a causal mask or a document hides; the difference
+    // The usual count includes the keys that a causal mask or a window hides; the difference
     // matters if attention is most of the work.
     const double hidden = (1 - predicted.seen) * rate,
                  seen = flops - hidden * predicted.attention_flops_per_token,
