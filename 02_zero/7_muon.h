@@ -51,7 +51,6 @@ inline WholeMatrices deal_matrices(const ParameterList& parameters, int n) {
                              [](const auto& m) { return local_numel(m); });
     const int64_t grain = 8, all = parameters.local_numel();
     int64_t part = (all + n * grain - 1) / (n * grain) * grain;
-    // exercise 02.8 begin: the places for parts of this size, or larger ones if it is too small
     for (;;) {
         std::vector<Place> places;
         int64_t at = 0;
@@ -73,7 +72,6 @@ inline WholeMatrices deal_matrices(const ParameterList& parameters, int n) {
         if (lacking == 0) return {part, places};
         part += (lacking + grain - 1) / grain * grain;
     }
-    // exercise 02.8 end
 }
 
 class MuonZero1 : public PlainZero1 {
