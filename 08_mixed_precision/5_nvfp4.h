@@ -7,15 +7,14 @@
 //     value = e2m1 * scale of 16 (e4m3) * scale of the tensor (fp32)         4 + 8/16 = 4.5 bits
 //     tensor's scale = amax / (6 * 448)       block's scale = its amax / 6 / tensor's, rounded
 //
-// By hand: let the tensor's amax be 2688, so that its scale is 1. A block whose amax is 7 has the
-// scale 7 / 6 = 1.167, rounded to 1.125; so 7 is 6.22 scales, and becomes 6 * 1.125 = 6.75. Then 2
-// is 1.78 scales, 2 in e2m1, and becomes 2.25. Steps are that large: a product of normal numbers is
-// 13 % off (e4m3: 4 %). Four tricks make a training of it; --without leaves them out:
+// By hand, with a tensor's scale of 1: a block whose amax is 7 has the scale 7 / 6, rounded to
+// 1.125. So 7 is 6.22 scales and becomes 6.75; 2 is 1.78 scales and becomes 2.25. A product of
+// normal numbers is 13 % off (e4m3: 4 %). The published recipe has four tricks (--without):
 //
 //     hadamard      dW = dy^T x sums over tokens. H (16, 16) / 4, with signs drawn at random, is
-//                   orthogonal, so (H dy)^T (H x) = dy^T x; but an outlier, whose block would lose
-//                   all its small numbers, is spread over the 16 of its block first:
-//                   x (0, 0, 8, 0, ..) -> H x / 4 = (2, -2, 2, ..)
+//                   orthogonal, so (H dy)^T (H x) = dy^T x; but what neighbours have in common ends
+//                   in few numbers, and one outlier in all: (0, 8, 0, ..) -> (2, -2, 2, ..).
+//                   Whether this helps depends on the data (MEASURED.md).
 //     stochastic    dy is rounded stochastically (8_stochastic_rounding.h). To nearest, all that is
 //                   below a quarter of the scale is 0, in every step: a bias that adds up.
 //     square        W's blocks are 16 x 16. Then W has the same numbers in forward (rows) and in

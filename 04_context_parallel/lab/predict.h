@@ -11,8 +11,8 @@
 //     Ulysses                  (u-1)/u (q, k, v, o); the same for their gradients
 //
 // and everything else sends nothing. If a layer's forward runs again (full recomputation), its
-// sends count twice. With a window or documents fewer KV chunks travel. The window's are the same in
-// every batch, and counted from the ring's plan; document_counts.h adds up what a run's batches need.
+// sends count twice. With a window or documents fewer KV chunks travel. A window's are the same in
+// all batches, and counted from the ring's plan; document_counts.h adds up what a run's need.
 #pragma once
 
 #include "../9_context_parallel.h"

@@ -95,7 +95,7 @@ void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor
 // Which keys a query may attend to. In the whole sequence, query i is at position q_offset + i *
 // stride and key j at k_offset + j * stride (stride n: every n-th token, as in striped layouts).
 // With `causal`, a query attends to keys up to its own position, and to all of the sequence's first
-// `prefix` ones, even to later ones than its own. document_starts (B, Tq) int32, if given, holds for
+// `prefix` ones, even to later ones than its own. document_starts (B, Tq) int32, if given, has for
 // each query the first position in the whole sequence that it sees, its document's or that of its
 // sliding window; earlier keys are masked.
 struct AttentionMask {

@@ -74,8 +74,8 @@ int64_t parameter_count(const LlamaConfig& config);
 // The parameters that one token uses: those of only k of the E experts.
 int64_t active_parameter_count(const LlamaConfig& config);
 
-// The pairs of a query and a key that it sees in a sequence of T tokens, of which documents may hide
-// more: the causal ones, without those behind the window, and with those inside the prefix:
+// The pairs of a query and a key that it sees in a sequence of T tokens (documents may hide some of
+// them): the causal ones, without those behind the window, and with those inside the prefix:
 //   T (T + 1) / 2 - (T - W) (T - W + 1) / 2 + P (P - 1) / 2
 double attended_pairs(const LlamaConfig& config, int64_t T);
 

@@ -5,7 +5,7 @@
 //     momentum += (1 - mu) (gradient - momentum)            fp32, mu = 0.95
 //     X = gradient + mu (momentum - gradient)               (Nesterov's)
 //     X /= |X|                                              now no singular value is above 1
-//     five times:  G = X X^T,  X = (a I + b G + c G^2) X    each singular value s: a s + b s^3 + c s^5
+//     five times:  G = X X^T,  X = (a I + b G + c G^2) X    of each one, s: a s + b s^3 + c s^5
 //     weight -= lr (0.2 sqrt(max(rows, columns)) X + weight_decay weight)
 //
 // The polynomial (Newton-Schulz, with a, b, c chosen to be steep at 0) drives all singular values

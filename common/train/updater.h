@@ -58,8 +58,8 @@ private:
     Tensor votes_;
 };
 
-// AdamW, or Muon, on all parameters that this rank holds. It learns from the parameters' descriptions which
-// ranks hold what (model/parameter.h).
+// AdamW, or Muon, on all parameters that this rank holds. It learns from the parameters'
+// descriptions which ranks hold what (model/parameter.h).
 class PlainUpdater : public Updater {
 public:
     // The parameters must have storage before start() is called. Without a mesh each rank has the

@@ -54,7 +54,7 @@ def table(exponent, mantissa, last):
 
 
 def by_search(x, numbers, bits, last):
-    """Codes of x (float32): nearest, of two the even one; too large: infinity, NaN, or the largest."""
+    """Codes of x (float32): nearest, of two the even; too large: infinity, NaN, or the largest."""
     nan, infinity = 2 ** (bits - 1) - 1, len(numbers) - 1
     magnitude = np.abs(x.astype(np.float64))
     above = np.clip(np.searchsorted(numbers, magnitude), 1, infinity)

@@ -1,5 +1,5 @@
-// 04_context_parallel's windows and prefixes: the pairs that they leave, and the keys that then need
-// not travel, by formula and counted one by one.
+// 04_context_parallel's windows and prefixes: the pairs that they leave, and the keys that then
+// need not travel, by formula and counted one by one.
 #include <numeric>
 
 #include "04_context_parallel/4_ring_plan.h"
