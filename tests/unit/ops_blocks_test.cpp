@@ -81,7 +81,7 @@ TEST(OpsBlocks, EqualsPyTorchsTypesAndATableOfNumbers) {
     }
 }
 
-TEST(OpsBlocks, EveryScaleOfMx) {
+TEST(BlockRounding, EveryScaleOfMx) {
     uint64_t sum = 0;
     for (uint32_t code = 0; code < 256; ++code) {
         const float scale = ops::e8m0(code);
@@ -141,7 +141,7 @@ TEST(OpsBlocks, WhatIsNotFiniteSpoilsItsBlockAndZerosAreZeros) {
                   std::vector<float>(80, 0.0f));
 }
 
-TEST(OpsBlocks, TheHadamardTransformKeepsProducts) {
+TEST(BlockRounding, TheHadamardTransformKeepsProducts) {
     std::vector<float> x = reference_matrix(), y;
     for (int64_t i = 0; i < R * C; ++i) y.push_back(Random(1, "y").normal(uint64_t(i)));
     for (int64_t c = 0; c < C; ++c)
