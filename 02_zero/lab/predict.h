@@ -127,6 +127,12 @@ inline LocalSizes local_sizes(const StepShape& shape, const ZeroOptions& zero) {
     return sizes;
 }
 
+// The sums of a step's end. The norm of the shards is summed even over a single rank.
+inline void add_norm_and_loss(PredictedCommunication& communication, const Mesh& mesh) {
+    communication.add(mesh.norm_group_of_shards(), Collective::all_reduce, 1, 2 * sizeof(double));
+    communication.add_scalar_sum(mesh.world());
+}
+
 // Predicts one step: the activations and FLOPs of a rank's own micro-batch, which do not depend on
 // the stage, and what add_to() adds. `ranks` share a batch.
 inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit*>& units,
@@ -137,10 +143,7 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
     if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
-    // The norm of the shards is summed even over a single rank.
-    prediction.communication.add(mesh.norm_group_of_shards(), Collective::all_reduce, 1,
-                                 2 * sizeof(double));
-    prediction.communication.add_scalar_sum(mesh.world());  // the loss
+    add_norm_and_loss(prediction.communication, mesh);
     return prediction;
 }
 
@@ -169,9 +172,7 @@ inline Prediction predict_muon(const ParameterList& parameters, const StepShape&
     }
     prediction.communication.add(ranks, Collective::reduce_scatter, 1, all * grad);
     prediction.communication.add(ranks, Collective::all_gather, 1, all * value);
-    prediction.communication.add(mesh.norm_group_of_shards(), Collective::all_reduce, 1,
-                                 2 * sizeof(double));
-    prediction.communication.add_scalar_sum(mesh.world());  // the loss
+    add_norm_and_loss(prediction.communication, mesh);
     return prediction;
 }
 

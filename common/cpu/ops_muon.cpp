@@ -1,7 +1,8 @@
 // Muon's element-wise passes.
 #include "core/ops_muon.h"
 
-#include "core/ops_list.h"
+#include "core/ops_adamw.h"
+#include "core/ops_muon_checks.h"
 #include "ops_common.h"
 
 namespace ultrascale::ops {
@@ -9,12 +10,8 @@ namespace ultrascale::ops {
 void nesterov(Tensor direction, Tensor momentum, const Tensor& gradient, float beta,
               const Tensor& squared_norm, float max_norm) {
     const int64_t n = direction.numel();
-    check_sizes("nesterov: sizes differ", {direction, momentum, gradient});
-    OpSpan span("nesterov", 7.0 * double(n), bytes_of(direction, momentum, momentum, gradient));
-    const float clip =
-        max_norm > 0
-            ? float(std::min(1.0, max_norm / (std::sqrt(*squared_norm.as<double>()) + 1e-6)))
-            : 1;
+    const OpSpan span = nesterov_span(direction, momentum, gradient);
+    const auto clip = float(clip_factor(squared_norm, max_norm));
     float *out = direction.as<float>(), *m = momentum.as<float>();
     with_type(gradient.dtype(), [&]<class G>(G) {
         const G* gradients = gradient.as<G>();
@@ -29,8 +26,7 @@ void nesterov(Tensor direction, Tensor momentum, const Tensor& gradient, float b
 
 void divide_by_norm(Tensor x, const Tensor& from, const Tensor& squared_norm) {
     const int64_t n = x.numel();
-    check_sizes("divide_by_norm: sizes differ", {x, from});
-    OpSpan span("divide_by_norm", double(n), bytes_of(x, from));
+    const OpSpan span = divide_by_norm_span(x, from);
     const float factor = float(1 / std::max(std::sqrt(*squared_norm.as<double>()), 1e-7));
     const float* values = from.as<float>();
     with_type(x.dtype(), [&]<class T>(T) {
@@ -42,9 +38,7 @@ void divide_by_norm(Tensor x, const Tensor& from, const Tensor& squared_norm) {
 
 void polynomial(Tensor gram, const Tensor& squared, float a, float b, float c) {
     const int64_t m = gram.rows();
-    check(gram.cols() == m, "polynomial: gram is square");
-    check_sizes("polynomial: sizes differ", {gram, squared});
-    OpSpan span("polynomial", 3.0 * double(m * m), bytes_of(gram, gram, squared));
+    const OpSpan span = polynomial_span(gram, squared);
     with_type(gram.dtype(), [&]<class T>(T) {
         T* g = gram.as<T>();
         const T* s = squared.as<T>();
@@ -59,10 +53,7 @@ void polynomial(Tensor gram, const Tensor& squared, float a, float b, float c) {
 
 void move_weights(Tensor value, Tensor master, const Tensor& direction, float keep, float step) {
     const int64_t n = value.numel();
-    check_sizes("move_weights: sizes differ", {value, master, direction});
-    OpSpan span("move_weights", 3.0 * double(n),
-                bytes_of(value, master, direction) +
-                    (value.data() == master.data() ? 0 : double(master.bytes())));
+    const OpSpan span = move_weights_span(value, master, direction);
     float* weights = master.as<float>();
     with_type(value.dtype(), [&]<class T>(T) {
         T* out = value.as<T>();

@@ -1,7 +1,7 @@
 // Muon's element-wise passes. All are memory-bound; a thread has one element after the other, a
 // grid apart. (The products between them take far longer.)
-#include "core/ops_list.h"
 #include "core/ops_muon.h"
+#include "core/ops_muon_checks.h"
 #include "ops_common.cuh"
 
 namespace ultrascale::ops {
@@ -23,8 +23,7 @@ template <class G>
 __global__ void __launch_bounds__(threads)
     nesterov_kernel(float* direction, float* momentum, const G* gradient, int64_t n, float beta,
                     const double* squared_norm, float max_norm) {
-    const float clip =
-        max_norm > 0 ? float(fmin(1.0, max_norm / (sqrt(*squared_norm) + 1e-6))) : 1.0f;
+    const float clip = clip_factor(squared_norm, max_norm);
     for_each_element(n, [&](int64_t i) {
         const float g = to_float(gradient[i]) * clip;
         float m = momentum[i];
@@ -65,8 +64,7 @@ __global__ void __launch_bounds__(threads)
 void nesterov(Tensor direction, Tensor momentum, const Tensor& gradient, float beta,
               const Tensor& squared_norm, float max_norm) {
     const int64_t n = direction.numel();
-    check_sizes("nesterov: sizes differ", {direction, momentum, gradient});
-    OpSpan span("nesterov", 7.0 * double(n), bytes_of(direction, momentum, momentum, gradient));
+    const OpSpan span = nesterov_span(direction, momentum, gradient);
     const double* norm = max_norm > 0 ? squared_norm.as<double>() : nullptr;
     with_type(gradient.dtype(), [&]<class G>(G) {
         LAUNCH(nesterov_kernel<G>, blocks_for(n), threads, 0)
@@ -76,8 +74,7 @@ void nesterov(Tensor direction, Tensor momentum, const Tensor& gradient, float b
 
 void divide_by_norm(Tensor x, const Tensor& from, const Tensor& squared_norm) {
     const int64_t n = x.numel();
-    check_sizes("divide_by_norm: sizes differ", {x, from});
-    OpSpan span("divide_by_norm", double(n), bytes_of(x, from));
+    const OpSpan span = divide_by_norm_span(x, from);
     with_type(x.dtype(), [&]<class T>(T) {
         LAUNCH(divide_kernel<T>, blocks_for(n), threads, 0)
         (data<T>(x), from.as<float>(), n, squared_norm.as<double>());
@@ -86,9 +83,7 @@ void divide_by_norm(Tensor x, const Tensor& from, const Tensor& squared_norm) {
 
 void polynomial(Tensor gram, const Tensor& squared, float a, float b, float c) {
     const int64_t m = gram.rows();
-    check(gram.cols() == m, "polynomial: gram is square");
-    check_sizes("polynomial: sizes differ", {gram, squared});
-    OpSpan span("polynomial", 3.0 * double(m * m), bytes_of(gram, gram, squared));
+    const OpSpan span = polynomial_span(gram, squared);
     with_type(gram.dtype(), [&]<class T>(T) {
         LAUNCH(polynomial_kernel<T>, blocks_for(m * m), threads, 0)
         (data<T>(gram), data<T>(squared), m, a, b, c);
@@ -97,10 +92,7 @@ void polynomial(Tensor gram, const Tensor& squared, float a, float b, float c) {
 
 void move_weights(Tensor value, Tensor master, const Tensor& direction, float keep, float step) {
     const int64_t n = value.numel();
-    check_sizes("move_weights: sizes differ", {value, master, direction});
-    OpSpan span("move_weights", 3.0 * double(n),
-                bytes_of(value, master, direction) +
-                    (value.data() == master.data() ? 0 : double(master.bytes())));
+    const OpSpan span = move_weights_span(value, master, direction);
     with_type(value.dtype(), [&]<class T>(T) {
         LAUNCH(move_kernel<T>, blocks_for(n), threads, 0)
         (data<T>(value), master.as<float>(), data<T>(direction), n, keep, step);
