@@ -1,5 +1,5 @@
-// Shared by both backends' ops_muon: each operation's checks, and the span that it opens. Private to
-// common/cpu and common/cuda.
+// Shared by both backends' ops_muon: each operation's checks, and the span that it opens. Private
+// to common/cpu and common/cuda.
 #pragma once
 
 #include "ops_list.h"
