@@ -61,7 +61,11 @@ bool run(const Options& given, Chapter& chapter) {
     const SeqRamp lengths = chapter.lengths(given);
     Options options = given;
     if (lengths) options.seq = lengths.last();
-    const StepShape shape = step_shape(options, options.config());
+    StepShape shape = step_shape(options, options.config());
+    if (chapter.memory_budget > 0)
+        fit_into_budget(shape, chapter.memory_budget, [&](const StepShape& changed) {
+            return predict(options, chapter, changed).memory;
+        });
     if (options.estimate) return print_estimate(options, chapter, shape), true;
     if (chapter.compare == "attention") return compare_attention(options, shape), true;
     check_fits(options, chapter, shape);

@@ -68,7 +68,9 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
 bool run(const Options& options, Chapter& chapter) {
     chapter.check_and_find_nodes(options, Communicator::world());
     if (!chapter.demo.empty()) return run_demo(options, chapter);
-    const StepShape shape = step_shape(options, options.config());
+    StepShape shape = step_shape(options, options.config());
+    if (chapter.memory_budget > 0)
+        fit_into_budget(shape, chapter.memory_budget, memory_by_shape(options, chapter, shape));
     if (options.estimate) return print_estimate(options, chapter, shape), true;
     check_fits(options, chapter, shape);
     if (chapter.compare)

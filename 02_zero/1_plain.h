@@ -27,7 +27,7 @@
 // communicate; the gradients are whole on every rank; so are the weights.
 #pragma once
 
-#include <optional>
+#include <memory>
 #include <vector>
 
 #include "comm/comm.h"
@@ -37,6 +37,11 @@
 
 namespace ultrascale::zero {
 
+struct Place {
+    Parameter* parameter;
+    int64_t at;  // where it begins among all numbers
+};
+
 class PlainZero1 : public Updater {
 public:
     // All `ranks` have the same model, and each trains on samples of its own. The arguments must
@@ -44,37 +49,38 @@ public:
     PlainZero1(ParameterList& parameters, const Communicator& ranks, const Options& options)
         : parameters_(parameters), ranks_(ranks), options_(options) {
         // A part is 1/n of the model's numbers, rounded up to a multiple of 8, so that it begins at
-        // a multiple of 16 bytes.
+        // a multiple of 16 bytes. The parameters lie one after the other; the end is padding.
         const int64_t n = ranks.size(), grain = 8;
         part_ = (parameters.local_numel() + n * grain - 1) / (n * grain) * grain;
+        for (int64_t at = 0; const auto& parameter : parameters) {
+            places_.push_back({parameter.get(), at});
+            at += parameter->local_numel();
+        }
     }
 
     TrainingState start() override {
-        // The model's parameters lie in these two one after the other: each Parameter's value and
-        // grad become views of them. The end is padding.
+        // Each parameter's value and grad become views of these two.
         const int64_t all = ranks_.size() * part_;
         weights_ = Tensor::zeros({all}, options_.dtype, Memory::parameter);
         gradients_ = Tensor::zeros({all}, options_.grad_dtype(), Memory::gradient);
-        std::vector<Parameter*> list;
-        for (const auto& parameter : parameters_) list.push_back(parameter.get());
-        bind_to_flat(list, weights_, &Parameter::value);
-        bind_to_flat(list, gradients_, &Parameter::grad);
+        for (const auto& [parameter, at] : places_) {
+            bind_to_flat({parameter}, weights_.slice(at, all), &Parameter::value);
+            bind_to_flat({parameter}, gradients_.slice(at, all), &Parameter::grad);
+        }
         load_or_initialize(options_, parameters_);  // first values: a checkpoint's, or random ones
 
         // What of each parameter lies in this rank's part is all of it, a piece that may begin in
         // the middle of a row, or nothing. AdamW looks at each number alone, so it does not care.
         const int64_t begin = ranks_.rank() * part_, end = begin + part_;
-        int64_t at = 0;
-        for (Parameter* parameter : list) {
+        for (const auto& [parameter, at] : places_) {
             const int64_t first = std::max(at, begin),
                           last = std::min(at + parameter->local_numel(), end);
             if (first < last)  // a piece, and where it begins in the parameter
                 mine_.push_back({parameter, first - at, weights_.slice(first, last),
                                  gradients_.slice(first, last)});
-            at += parameter->local_numel();
         }
-        adamw_.emplace(mine_, options_.optimizer);
-        return resume_or_start(options_, {&*adamw_, 1}, parameters_);
+        optimizer_ = make_optimizer(mine_, options_.optimizer);
+        return resume_or_start(options_, {&*optimizer_, 1}, parameters_);
     }
 
     // From here on the first contribution to a gradient overwrites it, and the next ones are added.
@@ -93,7 +99,7 @@ public:
     const Communicator* norm_group() const override { return &ranks_; }
 
     void update(double learning_rate, const Tensor& squared_norm) override {
-        adamw_->step(learning_rate, squared_norm);
+        optimizer_->step(learning_rate, squared_norm);
         ranks_.all_gather(weights_, part(weights_));
     }
     // exercise 02.6 end
@@ -106,7 +112,7 @@ public:
         return sums;
     }
     std::vector<TensorPart> values() override { return parameters_.parts(&Parameter::value); }
-    std::vector<TensorPart> states() override { return states_of({&*adamw_, 1}, parameters_); }
+    std::vector<TensorPart> states() override { return states_of({&*optimizer_, 1}, parameters_); }
 
 protected:
     Tensor part(const Tensor& all) const {  // this rank's
@@ -117,10 +123,11 @@ protected:
     const Communicator& ranks_;
     const Options& options_;
     int64_t part_;                // numbers in a rank's part
+    std::vector<Place> places_;   // of the parameters
     Tensor weights_, gradients_;  // (n part)
     std::vector<AdamW::Item> mine_;
-    std::optional<AdamW> adamw_;  // of this rank's part
-    bool last_ = true;            // whether it is the step's last micro-batch
+    std::unique_ptr<AdamW> optimizer_;  // of this rank's part
+    bool last_ = true;                  // whether it is the step's last micro-batch
 };
 
 }  // namespace ultrascale::zero

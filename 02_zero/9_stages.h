@@ -9,6 +9,7 @@
 #include "5_zero2.h"
 #include "6_zero3.h"
 #include "7_hybrid.h"
+#include "7_muon.h"
 #include "7_offload.h"
 #include "7_secondary.h"
 #include "8_narrow.h"
@@ -27,6 +28,7 @@ inline std::unique_ptr<Updater> make_zero(ParameterList& p, const std::vector<co
                                           const Mesh& m, const Options& o,
                                           const ZeroOptions& zero) {
     const bool each = zero.every_micro_batch, narrow_sums = zero.sums != Sent::plain;
+    if (zero.plain && zero.muon) return std::make_unique<MuonZero1>(p, m.data_group(), o);
     if (zero.plain) return std::make_unique<PlainZero1>(p, m.data_group(), o);
     switch (zero.stage) {
         case 0:

@@ -42,7 +42,7 @@ bool train(const Options& options, const ZeroOptions& zero, const StepShape& sha
     std::optional<ActivationsOnHost> inputs;
     ModuleFactories factories = default_factories(shape.config, shape.model);
     if (zero.offload_activations)
-        factories.checkpoint = inputs.emplace(shape.config.layers).checkpoints();
+        factories.checkpoint = inputs.emplace(checkpoints_of(shape)).checkpoints();
     Llama model(shape.config, shape.model, factories, Stage::whole(shape.config));
     sum_over_replicas(model.parameters(), mesh);
     const Prediction predicted = predict(model, zero, shape, options.grad_accum, mesh);
@@ -57,8 +57,8 @@ bool train(const Options& options, const ZeroOptions& zero, const StepShape& sha
     }
     updater->finish();
     return run.finish([&](Report& report) {
-        return print_sections(report, run, predicted, options, shape, zero, early, *updater,
-                              inputs);
+        return print_sections(report, run, predicted, options, shape, zero, early,
+                              model.parameters(), *updater, inputs);
     });
 }
 
@@ -67,8 +67,11 @@ bool run(const Options& options, Chapter& chapter) {
     if (!chapter.demo.empty()) only_llama(options.config(), "--demo " + chapter.demo);
     if (chapter.demo == "memory") return demo_memory(options.config(), options.model_name()), true;
     if (chapter.demo == "overlap") return demo_overlap(options, options.config()), true;
-    const StepShape shape = step_shape(options, options.config());
+    StepShape shape = step_shape(options, options.config());
     check_sent(chapter.zero, shape.grad_dtype);
+    if (chapter.memory_budget > 0)
+        fit_into_budget(shape, chapter.memory_budget,
+                        memory_by_shape(options, chapter.zero, shape));
     if (options.estimate) return print_estimate(options, chapter.zero, shape), true;
     if (!chapter.compare)
         return train_within_memory(options, [&] { return train(options, chapter.zero, shape); });

@@ -13,6 +13,7 @@ enum class Sent { plain, bf16, fp8 };
 struct ZeroOptions {
     int stage = 1;
     bool plain = false;  // stage 1 as 1_plain.h has it
+    bool muon = false;   // or as 7_muon.h
     GatherOverlap gather_overlap = GatherOverlap::forward;
     int shard_size = 0;          // ranks that share a set of shards; 0: all (7_hybrid.h)
     int secondary_shard = 0;     // of stage 3: ranks with a second set of shards (7_secondary.h)

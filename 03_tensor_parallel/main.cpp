@@ -83,11 +83,13 @@ bool run(const Options& options, Chapter& chapter) {
         return demo_linear_order(Communicator::world()) && one;
     }
     const TensorOptions& tensor = chapter.tensor;
-    const StepShape shape = step_shape(options, options.config());
+    StepShape shape = step_shape(options, options.config());
     if (chapter.demo == "scaling" || tensor.plain)
         only_llama(shape.config, tensor.plain ? "--plain" : "--demo scaling");
     if (chapter.demo == "scaling") return demo_scaling(options, shape), true;
     check_splits(shape.config, tensor, shape.micro_batch, shape.seq);
+    if (chapter.memory_budget > 0)
+        fit_into_budget(shape, chapter.memory_budget, memory_by_shape(tensor, shape));
     if (options.estimate) return print_estimate(options, tensor, shape), true;
     if (chapter.compare) {
         slow_down(options);

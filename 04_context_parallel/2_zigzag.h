@@ -31,9 +31,9 @@
 #include <memory>
 #include <vector>
 
+#include "3_windows.h"
 #include "context_options.h"
 #include "core/error.h"
-#include "core/ops.h"
 #include "model/activation.h"
 #include "model/parameter.h"
 
@@ -46,11 +46,12 @@ struct Block {
     ops::AttentionMask mask;
 };
 
-// The cut of sequences of `seq` tokens over `ranks` ranks. Within a rank tokens stay in order.
+// The cut of sequences of `seq` tokens over `ranks` ranks, and their masks (3_windows.h). Within a
+// rank tokens stay in order.
 class SequenceCut {
 public:
-    SequenceCut(Layout layout, int64_t ranks, int64_t seq)
-        : layout_(layout), ranks_(ranks), seq_(seq) {
+    SequenceCut(Layout layout, int64_t ranks, int64_t seq, SequenceMask mask = {})
+        : layout_(layout), ranks_(ranks), seq_(seq), mask_(mask) {
         check(seq % multiple(layout, ranks) == 0, "a sequence that cannot be cut");
     }
     // A sequence's length must be a multiple of this.
@@ -60,6 +61,7 @@ public:
 
     int64_t ranks() const { return ranks_; }
     int64_t seq() const { return seq_; }
+    const SequenceMask& mask() const { return mask_; }
     int64_t length() const { return seq_ / ranks_; }  // tokens of a rank
     // A rank's consecutive tokens: its chunks (stripes count as one).
     int64_t chunks() const { return layout_ == Layout::zigzag ? 2 : 1; }
@@ -85,7 +87,7 @@ public:
 
     // Returns what the queries of `rank` see of these keys of `owner`, in as few blocks as can be.
     std::vector<Block> blocks(int64_t rank, int64_t owner, Range keys) const {
-        if (layout_ != Layout::zigzag) return chunk_blocks(rank, owner, keys);
+        if (layout_ != Layout::zigzag || !mask_.is_causal()) return chunk_blocks(rank, owner, keys);
         // exercise 04.2 begin: the causal half of own keys; the tail's queries; the head's keys
         const Range all{0, length()}, head = chunk(0), tail = chunk(1);
         // In a rank's own order a token sees itself and all before it, as in the whole sequence.
@@ -98,9 +100,9 @@ public:
         return {{all, {keys.begin, std::min(keys.end, head.end)}, {.causal = false}}};
         // exercise 04.2 end
     }
-    // Returns the same chunk by chunk. The masks of documents need these smaller blocks: within
-    // one, places in the sequence follow from local indices by a single offset (and the stripes'
-    // stride).
+    // Returns the same chunk by chunk. Other masks than the causal one need these smaller blocks:
+    // within one, places in the sequence follow from local indices by a single offset (and the
+    // stripes' stride).
     std::vector<Block> chunk_blocks(int64_t rank, int64_t owner, Range keys) const {
         const int64_t stride = layout_ == Layout::striped ? ranks_ : 1;
         std::vector<Block> blocks;
@@ -110,29 +112,33 @@ public:
                                  std::min(keys.end, chunk(k).end)};
                 const int64_t first_query = begin(rank, q),
                               first_key = begin(owner, k) + (part.begin - chunk(k).begin) * stride;
-                if (part.size() <= 0 || (stride == 1 && first_query + chunk(q).size() <= first_key))
-                    continue;
-                const bool causal = stride > 1 || first_query < first_key + part.size();
+                const Positions of_queries{first_query, chunk(q).size(), stride},
+                    of_keys{first_key, part.size(), stride};
+                if (part.size() <= 0 || !mask_.any(of_queries, of_keys)) continue;
+                const bool causal = (stride > 1 || first_query < first_key + part.size()) &&
+                                    of_keys.last() >= mask_.prefix;
                 blocks.push_back({chunk(q),
                                   part,
                                   {.causal = causal,
                                    .q_offset = first_query,
                                    .k_offset = first_key,
-                                   .stride = stride}});
+                                   .stride = stride,
+                                   .prefix = mask_.prefix}});
             }
         return blocks;
     }
 
     // Returns the number of pairs of a query of `rank` and a key that it sees. document_starts (one
-    // for each token of the sequence) says how far back each query sees; if it is null, it is to
-    // the beginning.
+    // for each token of the sequence) says how far back each query sees; if it is null, the window
+    // does.
     int64_t pairs(int64_t rank, int64_t owner, Range queries, Range keys,
                   const int32_t* document_starts) const {
         int64_t pairs = 0;
         for (int64_t i = queries.begin; i < queries.end; ++i) {
-            const int64_t at = position(rank, i), from = document_starts ? document_starts[at] : 0;
+            const int64_t at = position(rank, i),
+                          from = document_starts ? document_starts[at] : mask_.first_key(at);
             const int64_t begin = std::max(tokens_before(owner, from), keys.begin),
-                          end = std::min(tokens_before(owner, at + 1), keys.end);
+                          end = std::min(tokens_before(owner, mask_.key_end(at)), keys.end);
             pairs += std::max<int64_t>(end - begin, 0);
         }
         return pairs;
@@ -153,6 +159,7 @@ private:
 
     Layout layout_;
     int64_t ranks_, seq_;
+    SequenceMask mask_;
 };
 
 // Permutations of rows for ops::gather_rows, for layouts whose chunks do not arrive in order. Each

@@ -25,7 +25,7 @@
 namespace ultrascale::context_parallel {
 
 // The document starts of a batch's whole sequences, and which blocks of the cut sequences then
-// still hold pairs. The batch must come from a loader with a document token.
+// still hold pairs. The batch must come from a loader with a document token or a window.
 class Documents {
 public:
     Documents(std::shared_ptr<const HostBatch> whole, const SequenceCut& cut)

@@ -8,7 +8,8 @@
 //     plain             one KV chunk a rank, all its tokens, to the next rank, n - 1 hops
 //     bidirectional     two: the head to the next rank, n - 1 hops; the tail to the previous one,
 //                       as far as rank 0
-//     documents         one a chunk, to the next rank, as far as some rank needs it
+//     documents,        one a chunk, to the next rank, as far as some rank needs it
+//     a window
 //
 //     at hop   0    1    2    3        whose KV chunk a rank holds in the plain ring; reversed() is
 //     rank 0   0    3    2    1        the same table from right to left
@@ -37,14 +38,14 @@ public:
     // `documents`: null without.
     RingPlan(const SequenceCut& cut, bool bidirectional, const Documents* documents)
         : cut_(cut), documents_(documents), ranks_(int(cut.ranks())) {
-        const bool chunks = bidirectional || documents;
+        const bool masked = !is_whole(), chunks = bidirectional || masked;
         const int64_t kv_chunks = chunks ? cut.chunks() : 1;
         for (int64_t c = 0; c < kv_chunks; ++c) {
             KvChunk kv_chunk{.keys = chunks ? cut.chunk(c) : Range{0, cut.length()},
                              .direction = bidirectional && c == 1 ? -1 : 1};
             for (int owner = 0; owner < ranks_; ++owner) {
                 int hops = kv_chunk.direction < 0 ? owner : ranks_ - 1;
-                if (documents)
+                if (masked)
                     while (hops > 0 && !needs(at(kv_chunk, owner, hops), owner, kv_chunk.keys))
                         --hops;
                 kv_chunk.hops.push_back(hops);
@@ -64,7 +65,7 @@ public:
     }
 
     // Whether every rank sends and receives equally many tokens at each hop.
-    bool is_uniform() const { return kv_chunks_.size() == 1 && !documents_; }
+    bool is_uniform() const { return kv_chunks_.size() == 1 && is_whole(); }
     // Whether no query sees more than two blocks of keys.
     bool merges_once() const { return is_uniform() && ranks_ == 2; }
 
@@ -118,12 +119,15 @@ public:
     }
 
 private:
+    // Whether all keys go round, whoever sees them: without documents and windows.
+    bool is_whole() const { return !documents_ && cut_.mask().window == 0; }
     int modulo(int rank) const { return (rank % ranks_ + ranks_) % ranks_; }
     int at(const KvChunk& kv_chunk, int owner, int hop) const {
         return modulo(owner + kv_chunk.start + kv_chunk.direction * hop);
     }
     bool needs(int rank, int owner, Range keys) const {
-        return documents_->any(rank, owner, {0, cut_.length()}, keys);
+        return documents_ ? documents_->any(rank, owner, {0, cut_.length()}, keys)
+                          : !cut_.chunk_blocks(rank, owner, keys).empty();
     }
 
     SequenceCut cut_;

@@ -67,7 +67,8 @@ private:
         const Tensor& starts = context.batch.document_starts;  // (B, tokens of this rank)
         return {.q_offset = cut_.position(cp_.rank(), cut_.chunk(c).begin),
                 .document_starts =
-                    starts ? one(starts.view({starts.numel() / tokens, tokens}), i) : Tensor()};
+                    starts ? one(starts.view({starts.numel() / tokens, tokens}), i) : Tensor(),
+                .prefix = context.batch.prefix};
     }
 
     // Calls visit(a, b) for each chunk: a is its place among the chunks of whole sequences

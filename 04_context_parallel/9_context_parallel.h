@@ -31,7 +31,7 @@ public:
           cp_(cp),
           inside_rank_(cp.rank() % options.ulysses_degree()),
           ring_rank_(cp.rank() / options.ulysses_degree()),
-          cut_(options.layout, options.ring_degree(), seq),
+          cut_(options.layout, options.ring_degree(), seq, mask_of(config)),
           plan_{RingPlan(cut_, options.bidirectional, nullptr), {}},
           stream_(std::make_unique<Stream>("ring")) {
         if (options.ulysses_degree() > 1)
@@ -48,12 +48,11 @@ public:
         plain.dropout = 0;  // added last, around these parts
         ModuleFactories factories = default_factories(config_, plain);
         add_to(factories);
-        add_dropout(factories, {.p = float(model.dropout),
-                                .seed = model.seed,
-                                .tokens = [this](int64_t rows) {
-                                    return token_ranges(rows / local_length());
-                                },
-                                .keeps_masks = model.keep_masks});
+        add_dropout(factories,
+                    {.p = float(model.dropout),
+                     .seed = model.seed,
+                     .tokens = [this](int64_t rows) { return token_ranges(rows / local_length()); },
+                     .keeps_masks = model.keep_masks});
         return factories;
     }
 
@@ -69,6 +68,7 @@ public:
     HostBatch part(const HostBatch& whole) const {
         HostBatch part{.sequences = whole.sequences,
                        .length = local_length(),
+                       .prefix = whole.prefix,
                        .counted_targets = whole.counted_targets,
                        .first_sample = whole.first_sample,
                        .whole_length = whole.length};
@@ -100,8 +100,8 @@ public:
     const Communicator& ring() const { return ring_ ? *ring_ : cp_; }
     int ring_rank() const { return ring_rank_; }
 
-    // What goes round the ring for a batch, and the document starts of the tokens that this place
-    // in the ring has.
+    // What goes round the ring for a batch, and the document starts (also those of a window) of the
+    // tokens that this place in the ring has.
     const PlanOfBatch& plan_of(const Batch& batch) {
         if (!batch.whole) return plan_;
         if (!documents_ || documents_->batch() != batch.whole.get()) {

@@ -21,15 +21,16 @@ namespace ultrascale::pipeline {
 // weight. Attention has no weights; half of its T x T scores are masked. Its backward consists of
 // 2.5 times as many products as its forward if it computes the scores again (flash), otherwise of
 // twice as many.
-inline StageCost layer_cost(const StepShape& shape) {
+inline StageCost layer_cost(const StepShape& shape, int64_t layer = 0) {
     const LlamaConfig& c = shape.config;
+    const Recompute::Kind recompute = shape.model.recompute.of(layer);
     const double h = double(c.hidden), products = 2 * h * double(2 * c.q_size() + 2 * c.kv_size()) +
                                                   2 * h * double(c.ffn_matrices() * c.ffn);
     const double attention = 2 * double(c.q_size()) * double(shape.seq);
-    const bool again = shape.model.attention == AttentionKind::flash ||
-                       shape.model.recompute == Recompute::selective;
+    const bool again =
+        shape.model.attention == AttentionKind::flash || recompute == Recompute::selective;
     StageCost cost{products + attention, products + (again ? 2.5 : 2) * attention, products};
-    if (shape.model.recompute == Recompute::full) cost.backward_input += cost.forward;
+    if (recompute == Recompute::full) cost.backward_input += cost.forward;
     return cost;
 }
 inline StageCost head_cost(const StepShape& shape) {
@@ -37,11 +38,13 @@ inline StageCost head_cost(const StepShape& shape) {
     return {product, product, product};
 }
 inline StageCost stage_cost(const StepShape& shape, const Stage& stage) {
-    const StageCost layer = layer_cost(shape), head = head_cost(shape);
-    const double layers = double(stage.last_layer - stage.first_layer), heads = stage.head ? 1 : 0;
-    return {layers * layer.forward + heads * head.forward,
-            layers * layer.backward_input + heads * head.backward_input,
-            layers * layer.backward_weight + heads * head.backward_weight};
+    StageCost cost = stage.head ? head_cost(shape) : StageCost{0, 0, 0};
+    for (int64_t i = stage.first_layer; i < stage.last_layer; ++i) {
+        const StageCost layer = layer_cost(shape, i);
+        cost.forward += layer.forward;
+        cost.backward_input += layer.backward_input, cost.backward_weight += layer.backward_weight;
+    }
+    return cost;
 }
 inline double total(const StageCost& cost) {
     return cost.forward + cost.backward_input + cost.backward_weight;
@@ -52,7 +55,10 @@ inline double total(const StageCost& cost) {
 // stages that hold the first l layers.
 inline std::vector<int64_t> cut_by_cost(const StepShape& shape, int stages) {
     const int64_t L = shape.config.layers;
-    const double layer = total(layer_cost(shape)), head = total(head_cost(shape));
+    const double head = total(head_cost(shape));
+    std::vector<double> layers_before{0};  // the cost of the first l layers
+    for (int64_t l = 0; l < L; ++l)
+        layers_before.push_back(layers_before.back() + total(layer_cost(shape, l)));
     // The lowest sum of squares, or the lowest maximum, of costs of at most `limit`.
     const auto best_cut = [&](double limit, bool squared) {
         std::vector<std::vector<double>> best(
@@ -63,7 +69,8 @@ inline std::vector<int64_t> cut_by_cost(const StepShape& shape, int stages) {
         for (int s = 1; s <= stages; ++s)
             for (int64_t l = s; l <= L; ++l)
                 for (int64_t n = 1; n <= l; ++n) {
-                    const double cost = double(n) * layer + (s == stages ? head : 0),
+                    const double cost = layers_before[size_t(l)] - layers_before[size_t(l - n)] +
+                                        (s == stages ? head : 0),
                                  before = best[size_t(s) - 1][size_t(l - n)];
                     const double with = squared ? before + cost * cost : std::max(before, cost);
                     if (cost > limit || !(with < best[size_t(s)][size_t(l)])) continue;

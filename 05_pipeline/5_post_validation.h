@@ -47,7 +47,7 @@ public:
     TrainingState start() override {
         const TrainingState state = PlainUpdater::start();
         for (const TensorPart& part : values()) keep(part);
-        for (const TensorPart& part : adamw_->states()) keep(part);
+        for (const TensorPart& part : optimizer_->states()) keep(part);
         return state;
     }
 
@@ -80,7 +80,7 @@ public:
         const bool wrong = must_repeat(squared);
         if (wrong) {
             for (size_t i = 0; i < originals_.size(); ++i) ops::copy(originals_[i], copies_[i]);
-            adamw_->set_steps_done(adamw_->steps_done() - 1);
+            optimizer_->set_steps_done(optimizer_->steps_done() - 1);
             update(step_->learning_rate,
                    Tensor::from_host<double>(std::vector{squared}, {1}, Memory::workspace));
             ++repeated_;

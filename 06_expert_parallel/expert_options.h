@@ -15,6 +15,10 @@ enum class AuxOver { micro_batch, global };
 // one for each rank that has some of them.
 enum class Dispatch { plain, expert, rank };
 inline constexpr const char* dispatch_names[] = {"plain", "expert", "rank"};
+// How rows travel to their experts (11_fp8_dispatch.h): in the model's type; in fp8; and gradients
+// as well.
+enum class DispatchDtype { model, fp8, fp8_both };
+inline constexpr const char* dispatch_dtype_names[] = {"model", "fp8", "fp8-both"};
 // Which rows an expert drops when it is over its capacity.
 enum class Drop { by_position, by_score };
 // The work that runs while rows travel: none; in backward, weight gradients of the experts; also
@@ -25,6 +29,7 @@ enum class ExpertOverlap { none, gradients, shared, chunks, batches };
 struct ExpertOptions {
     int ep = 0;  // ranks that share the experts; 0: all
     Dispatch dispatch = Dispatch::expert;
+    DispatchDtype dispatch_dtype = DispatchDtype::model;
     Aux aux = Aux::hf;
     double aux_coefficient = 0, z_coefficient = 0;
     AuxOver aux_over = AuxOver::micro_batch;
@@ -40,6 +45,8 @@ struct ExpertOptions {
     ExpertOverlap overlap = ExpertOverlap::none;
     int chunks = 2;  // with ExpertOverlap::chunks
 
+    bool fp8_rows() const { return dispatch_dtype != DispatchDtype::model; }
+    bool fp8_gradients() const { return dispatch_dtype == DispatchDtype::fp8_both; }
     bool forced() const { return force_balance || skew > 0; }
     bool interleaves() const { return overlap == ExpertOverlap::batches && ep > 1; }
     int chunks_here() const { return overlap == ExpertOverlap::chunks && ep > 1 ? chunks : 1; }

@@ -9,6 +9,7 @@
 // targets of the whole step, in the loss.
 #pragma once
 
+#include "11_fp8_dispatch.h"
 #include "7_capacity.h"
 #include "9_node_limited.h"
 #include "comm/mesh.h"
@@ -79,8 +80,9 @@ public:
     }
     // All ranks that see other tokens or have other layers.
     const Communicator& all() const { return all_; }
-    // Lets the laboratory observe the dispatch of every layer, and a step's loads.
+    // Lets the laboratory observe the dispatch of every layer, rows in fp8, and a step's loads.
     SeeDispatch see_dispatch;
+    SeePacked see_packed;
     std::function<void(const StepLoads&)> see_loads;
     // Lets it replace the router, before the model is built (lab/traps.h).
     std::function<std::unique_ptr<Router>(ParameterList&, const ModulePath&, LoadBalance&)>
@@ -132,7 +134,12 @@ private:
             shared = std::make_unique<SwiGLU>(std::move(both), std::move(last));
         }
         return std::make_unique<ExpertsLayer>(
-            std::move(router), std::move(here), std::move(shared), [this] { return dispatcher(); },
+            std::move(router), std::move(here), std::move(shared),
+            [this]() -> std::unique_ptr<TokenDispatcher> {
+                if (!options_.fp8_rows()) return dispatcher();
+                return std::make_unique<Fp8Dispatcher>(dispatcher(), options_.fp8_gradients(),
+                                                       see_packed);
+            },
             options_.chunks_here(), see_dispatch, layer.layer);
     }
     std::unique_ptr<TokenDispatcher> dispatcher() {

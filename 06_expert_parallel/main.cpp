@@ -71,6 +71,7 @@ bool train(const Options& options, const ExpertOptions& chosen, ExpertTrap trap,
     what.choices = &choices, what.options = recorded(chosen);
     what.plain_micro_batch = chosen.counts_first() ? 0 : options.micro_batch;
     ExpertRun seen(shape, chosen, experts, &choices);
+    spoil_packed_rows(experts, trap);
     what.step_done = [&](const Step&, double squared_norm) {
         seen.count_norm(squared_norm, parameters, mesh);
         choices.end_step();

@@ -39,8 +39,13 @@ namespace ultrascale::mixed_precision {
 
 // The operands of the linears' products. plain: in the activations' dtype. The others: in fp8, with
 // scales of the whole tensor, measured now (tensor) or in earlier steps (delayed); of each row; of
-// tiles and blocks.
-enum class Products { plain, tensor, delayed, row, tile };
+// tiles and blocks. mx and nvfp4: in blocks of 32 and 16, emulated (5_mx_blocks.h, 5_nvfp4.h).
+enum class Products { plain, tensor, delayed, row, tile, mx, nvfp4 };
+
+// What a training in nvfp4 needs (5_nvfp4.h).
+struct Nvfp4Tricks {
+    bool hadamard = true, stochastic = true, square = true, last_layers = true;
+};
 
 struct Recipe {
     std::string name;
@@ -54,8 +59,14 @@ struct Recipe {
     bool stochastic = false;  // the update rounds stochastically (8_stochastic_rounding.h)
     double book_bytes = 0;    // bytes of a parameter in the playbook's table; 0: not in it
     bool plain = false;       // the linears are 2_plain_fp8_linear.h's, with nothing fused
+    bool round_up = true;     // mx: scales are such that nothing saturates (5_mx_blocks.h)
+    Nvfp4Tricks nvfp4 = {};
 
+    // Whether the linears multiply numbers of few bits; `blocks`: in bf16, which emulates them.
     bool fp8() const { return products != Products::plain; }
+    bool blocks() const { return products == Products::mx || products == Products::nvfp4; }
+    // Whether their linears only multiply: nothing is fused, or kept in 8 bits.
+    bool only_multiplies() const { return plain || blocks(); }
     // The dtype of the sum to which the micro-batches add.
     DType sum() const { return accumulated ? *accumulated : *gradients; }
     // The dtype of the gradients that the optimizer reads.
@@ -85,8 +96,20 @@ inline int64_t bytes_per_parameter(const Recipe& r) {
     return bytes;
 }
 
+// A recipe like bf16, with other products.
+inline Recipe with_products(const char* name, Products products, bool plain = false) {
+    return {.name = name,
+            .activations = DType::bf16,
+            .products = products,
+            .weights = DType::bf16,
+            .master = DType::fp32,
+            .gradients = DType::bf16,
+            .plain = plain};
+}
+
 // All recipes that --recipe knows. The first four multiply without fp8; "row" is torchao's rowwise
-// recipe; "plain-fp8" computes the same bits as "tensor".
+// recipe; "plain-fp8" computes the same bits as "tensor". (NVIDIA adds up nvfp4's gradients in
+// fp32.)
 inline const std::vector<Recipe>& all_recipes() {
     using enum DType;
     static const std::vector<Recipe> recipes = {{.name = "fp32",
@@ -158,31 +181,11 @@ inline const std::vector<Recipe>& all_recipes() {
                                                  .m = e4m3,
                                                  .v = e4m3,
                                                  .book_bytes = 10},
-                                                {.name = "plain-fp8",
-                                                 .activations = bf16,
-                                                 .products = Products::tensor,
-                                                 .weights = bf16,
-                                                 .master = fp32,
-                                                 .gradients = bf16,
-                                                 .m = fp32,
-                                                 .v = fp32,
-                                                 .plain = true},
-                                                {.name = "tensor",
-                                                 .activations = bf16,
-                                                 .products = Products::tensor,
-                                                 .weights = bf16,
-                                                 .master = fp32,
-                                                 .gradients = bf16,
-                                                 .m = fp32,
-                                                 .v = fp32},
-                                                {.name = "row",
-                                                 .activations = bf16,
-                                                 .products = Products::row,
-                                                 .weights = bf16,
-                                                 .master = fp32,
-                                                 .gradients = bf16,
-                                                 .m = fp32,
-                                                 .v = fp32}};
+                                                with_products("plain-fp8", Products::tensor, true),
+                                                with_products("tensor", Products::tensor),
+                                                with_products("row", Products::row),
+                                                with_products("mxfp8", Products::mx),
+                                                with_products("nvfp4", Products::nvfp4)};
     return recipes;
 }
 
@@ -196,7 +199,7 @@ inline const Recipe* find_recipe(const std::string& name) {
 // Whether a recipe changes only the products.
 inline bool is_of_products(const Recipe& r) {
     return r.weights == r.activations && !r.loss_scale && r.m == DType::fp32 &&
-           r.v == DType::fp32 && !r.plain;
+           r.v == DType::fp32 && !r.only_multiplies();
 }
 // Returns a recipe that changes only the products: weights and states are those of --dtype, so
 // chapter 09 can shard them. Throws UserError if there is none of this name, or if it changes more.
@@ -208,8 +211,8 @@ inline const Recipe& recipe_of_products(const std::string& name) {
             if (is_of_products(r)) names += (names.empty() ? "" : ", ") + r.name;
         user_error("--recipe {}: there is no such recipe; there are {}", name, names);
     }
-    if (found->plain)
-        user_error("--recipe {}: only 08_mixed_precision has it; tensor computes the same bits",
+    if (found->only_multiplies())
+        user_error("--recipe {}: only 08_mixed_precision has it; tensor and row multiply in fp8",
                    name);
     if (!is_of_products(*found))
         user_error(
@@ -233,10 +236,23 @@ inline std::string formats_of_states(const Recipe& r) {
     return r.name + (find_recipe(r.name)->master && !r.master ? " --without master" : "");
 }
 
+// The layers at the end whose linears stay in bf16: in nvfp4 15 %, rounded up.
+inline int64_t layers_in_bf16(const Recipe& r, int64_t layers) {
+    const bool some = r.products == Products::nvfp4 && r.nvfp4.last_layers;
+    return some ? (15 * layers + 99) / 100 : 0;
+}
+
+// Whether backward draws random numbers, others in each step.
+inline bool draws_gradients(const Recipe& r) {
+    return r.products == Products::nvfp4 && r.nvfp4.stochastic;
+}
+
 // Leaves out one of the tricks on which mixed precision rests (--without).
 //   master        the weights in 16 bits are updated themselves
 //   scaling       the loss is not scaled
 //   accumulation  gradients are added up in 16 bits
+//   up            scales of mxfp8 are OCP's, and large numbers saturate
+//   hadamard, stochastic, square, last-layers       of nvfp4
 // Returns false if the recipe does not use the trick.
 inline bool leave_out(Recipe& recipe, const std::string& trick) {
     if (trick == "master" && recipe.master && !is_fp8(recipe.weights)) {
@@ -245,8 +261,16 @@ inline bool leave_out(Recipe& recipe, const std::string& trick) {
         recipe.loss_scale = false;
     } else if (trick == "accumulation" && recipe.accumulated && !recipe.fp8()) {
         recipe.accumulated.reset(), recipe.gradients = recipe.activations;
+    } else if (trick == "up" && recipe.products == Products::mx && recipe.round_up) {
+        recipe.round_up = false;
     } else {
-        return false;
+        bool* const has = trick == "hadamard"      ? &recipe.nvfp4.hadamard
+                          : trick == "stochastic"  ? &recipe.nvfp4.stochastic
+                          : trick == "square"      ? &recipe.nvfp4.square
+                          : trick == "last-layers" ? &recipe.nvfp4.last_layers
+                                                   : nullptr;
+        if (recipe.products != Products::nvfp4 || !has) return false;
+        return std::exchange(*has, false);
     }
     recipe.book_bytes = 0;  // the table has it with all tricks
     return true;

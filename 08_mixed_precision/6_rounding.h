@@ -7,6 +7,8 @@
 #pragma once
 
 #include "5_delayed_scales.h"
+#include "5_mx_blocks.h"
+#include "5_nvfp4.h"
 #include "5_tiles.h"
 #include "precision_options.h"
 
@@ -30,6 +32,13 @@ struct Fp8Shared {
     // Whether that scale is measured, once in a step; otherwise it is remembered.
     bool measures_once() const { return one_scale() && !delayed(); }
 
+    // Makes a linear of a recipe whose numbers are in blocks.
+    virtual std::unique_ptr<Linear> linear_of_blocks(std::vector<Parameter*> rows) const {
+        const Recipe& r = options.recipe;
+        if (r.products == Products::nvfp4)
+            return std::make_unique<Nvfp4Linear>(std::move(rows), r.nvfp4, options.seed);
+        return std::make_unique<MxLinear>(std::move(rows), options.gradient_format, r.round_up);
+    }
     // y = x W^T (+ residual)
     virtual void multiply(Tensor y, const ops::Quantised& x, const ops::Quantised& w,
                           const Tensor& residual) {

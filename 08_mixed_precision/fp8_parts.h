@@ -20,15 +20,21 @@ public:
         : Fp8Linears(std::make_shared<Fp8Shared>(options)) {}
     explicit Fp8Linears(std::shared_ptr<Fp8Shared> shared) : shared_(std::move(shared)) {}
 
-    // Makes a model's linears multiply in fp8, whatever wraps them, and with --head fp8 its head.
-    void add_to(ModuleFactories& factories) {
-        if (!shared_->options.recipe.fp8()) return;
-        factories.gemm = [this](ParameterList&, const ModulePath&, std::vector<Parameter*> rows,
-                                LinearRole) -> std::unique_ptr<Linear> {
+    // Makes the linears of a model of so many layers multiply in fp8, or in blocks, whatever wraps
+    // them, and with --head fp8 its head.
+    void add_to(ModuleFactories& factories, int64_t layers) {
+        const Recipe& recipe = shared_->options.recipe;
+        if (!recipe.fp8()) return;
+        const int64_t narrow_layers = layers - layers_in_bf16(recipe, layers);
+        factories.gemm = [this, narrow_layers](ParameterList&, const ModulePath& path,
+                                               std::vector<Parameter*> rows,
+                                               LinearRole) -> std::unique_ptr<Linear> {
             const std::string part = rows.front()->part();
             const bool keeps = shared_->options.keep_fp8 &&
                                (part == "self_attn.q_proj" || part == "mlp.gate_proj");
             stacks_.push_back(rows);
+            if (path.layer >= narrow_layers) return std::make_unique<Linear>(std::move(rows));
+            if (shared_->options.recipe.blocks()) return shared_->linear_of_blocks(std::move(rows));
             if (shared_->options.recipe.plain)
                 return std::make_unique<PlainFp8Linear>(std::move(rows));
             if (shared_->options.smooth && part == "mlp.down_proj")

@@ -2,6 +2,7 @@
 // (3_recipes.h). Ranks train on different samples and sum their gradients.
 #include "lab/accumulator_demo.h"
 #include "lab/all_reduce_demo.h"
+#include "lab/blocks_demo.h"
 #include "lab/compare.h"
 #include "lab/format_pictures.h"
 #include "lab/formats_demo.h"
@@ -76,6 +77,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     what.bounds = recipe_bounds(precision.recipe);
     what.cuda_graph = chapter.cuda_graph;
     if (training.loss_scale.scaled()) what.no_graph = "the loss has another scale in later steps";
+    if (draws_gradients(precision.recipe)) what.no_graph = "gradients are rounded at random";
     what.step_done = [&](const Step&, double) { histogram.counting = false; };
     run.start(what);
     while (Step* step = run.next()) train_step(*step, training, mesh);
@@ -86,6 +88,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
                                              training.linears.parameters(), mesh.group("dp"));
         ok = report.memory(predicted) && ok;
         report_bytes(report, shape, precision);
+        report_blocks(report, shape, precision.recipe);
         ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
         report_loss_scale(report, training.loss_scale, options.steps);
         report_fp8_sum(report, training, world.size());
@@ -104,6 +107,7 @@ bool run(const Options& given, Chapter& chapter) {
     if (chapter.demo == "accumulator") return demo_accumulator();
     if (chapter.demo == "swiglu") return demo_swiglu();
     if (chapter.demo == "all-reduce") return demo_all_reduce();
+    if (chapter.demo == "blocks") return demo_blocks();
     Options options = given;
     const PrecisionOptions& precision = chapter.precision;
     options.dtype = precision.recipe.activations;

@@ -169,8 +169,9 @@ private:
     ModuleFactories factories(const LlamaConfig& config, const ModelOptions& model_options,
                               const std::function<void(ModuleFactories&)>& watch) {
         ModuleFactories factories = default_factories(config, model_options);
-        linears.add_to(factories);
-        const bool fuses = options.recipe.fp8() && !options.recipe.plain && !options.unfused;
+        linears.add_to(factories, config.layers);
+        const bool fuses =
+            options.recipe.fp8() && !options.recipe.only_multiplies() && !options.unfused;
         if (fuses) fuse_quantisation(factories, linears);
         keep_in_fp8(factories, config, options, linears);
         if (watch) watch(factories);

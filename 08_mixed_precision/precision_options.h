@@ -17,7 +17,7 @@ struct PrecisionOptions {
     LossScaleOptions loss_scale;
 
     // For the linears in fp8:
-    DType gradient_format = DType::e5m2;  // dy's; x and W are e4m3
+    DType gradient_format = DType::e5m2;  // dy's; x and W are e4m3 (nvfp4: all are e2m1)
     int64_t history = 1024;               // delayed scaling: steps
     int margin = 0;                       // delayed scaling: 2^margin of headroom
     bool powers_of_two = false;           // rounds scales up to powers of two
@@ -38,5 +38,11 @@ struct PrecisionOptions {
     }
     bool fast_backward() const { return fast == FastSums::all; }
 };
+
+// What dy is in unless --gradient-format says otherwise.
+inline DType gradient_format_of(const Recipe& recipe) {
+    const bool small_groups = recipe.products == Products::tile || recipe.products == Products::mx;
+    return small_groups ? DType::e4m3 : DType::e5m2;
+}
 
 }  // namespace ultrascale::mixed_precision

@@ -123,7 +123,7 @@ private:
         ModuleFactories factories = techniques.tensor.tp > 1
                                         ? tensor.factories(shape.model)
                                         : default_factories(shape.config, shape.model);
-        fp8.add_to(factories);
+        fp8.add_to(factories, shape.config.layers);
         context.add_to(factories);
         if (shape.config.experts.count > 0) {
             experts = std::make_unique<ExpertParallel>(shape.config, techniques.experts, mesh,

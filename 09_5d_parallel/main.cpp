@@ -80,7 +80,9 @@ bool train(const Options& options, const Techniques& techniques, const StepShape
                        .imagined = world.is_imagined()};
     Fp8Linears reference_linears(techniques.precision);
     if (techniques.precision.recipe.fp8()) {
-        what.plain_parts = [&](ModuleFactories& factories) { reference_linears.add_to(factories); };
+        what.plain_parts = [&](ModuleFactories& factories) {
+            reference_linears.add_to(factories, shape.config.layers);
+        };
         what.plain_micro_batch = options.micro_batch;  // each has scales of its own
         if (techniques.tensor.tp > 1)
             what.not_equal = "scales are those of the parts of a tensor that the ranks of tp have";
@@ -137,7 +139,7 @@ void train_a_little(DType dtype) {
     Composition all(options, shape, techniques);
     all.updates->start();
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     const DataSlice slice = all.data_slice();
     measure(
         loader, slice, sequences_of_step(options, slice.count), 3,

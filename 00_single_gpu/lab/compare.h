@@ -76,11 +76,11 @@ inline void compare_attention(const Options& options, const StepShape& shape) {
 // Returns whether the gradient is the same, bit by bit, with and without recomputation.
 inline bool compare_recomputation(const Options& options, const StepShape& shape) {
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     struct Row {
         const char* name;
         AttentionKind attention;
-        Recompute recompute;
+        Recompute::Kind recompute;
     };
     const Row rows[] = {{"T x T, none", AttentionKind::naive, Recompute::none},
                         {"T x T, selective", AttentionKind::naive, Recompute::selective},

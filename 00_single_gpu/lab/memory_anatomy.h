@@ -22,13 +22,35 @@ inline void print_kept(const KeptByForward& kept) {
     print(fmt::format("  {:<66} {:>12}", "sum", format_bytes(double(sum))));
 }
 
-inline void print_anatomy(const StepShape& shape) {
-    const LlamaConfig& c = shape.config;
-    const MemoryEstimate m = estimate_memory(shape);
-    const int64_t n = parameter_count(c), tokens = shape.micro_batch * shape.seq;
+// Prints what the layers of `shape` save, which recompute alike; `all`: they are the whole model.
+inline void print_saved(const StepShape& shape, bool all) {
+    const int64_t tokens = shape.micro_batch * shape.seq, layers = shape.config.layers;
     LocalSizes one_token = local_sizes(shape);
     one_token.sequences = one_token.stream_tokens = one_token.region_tokens = 1;
     const LayerActivations token = layer_activations(one_token);
+    const bool full = shape.model.recompute == Recompute::full;
+    const int64_t input = shape.config.hidden * dtype_bytes(shape.model.dtype),
+                  per_layer = full ? input : int64_t(token.total());
+    const char* book = full                                            ? "2"
+                       : shape.model.recompute == Recompute::selective ? "34"
+                                                                       : "(34 + 5 H s / h)";
+    const std::string parts = full ? " (the layer's input only)"
+                                   : fmt::format(" (norms {:.0f} + attention {:.0f} + mlp {:.0f})",
+                                                 token.norms, token.attention, token.mlp),
+                      L = all ? "L" : std::to_string(layers);
+    print(fmt::format("  saved activations   {} s b x {} bytes{} = {}", L, per_layer, parts,
+                      format_bytes(double(layers * tokens * per_layer))));
+    if (token.masks > 0 && !full)
+        print(fmt::format("                      (and {:.0f} for masks of the stream's dropout)",
+                          token.masks));
+    print(fmt::format("                      (playbook, GPT in bf16: {} s b h {} = {})", L, book,
+                      format_bytes(book_activations(shape))));
+}
+
+inline void print_anatomy(const StepShape& shape) {
+    const LlamaConfig& c = shape.config;
+    const MemoryEstimate m = estimate_memory(shape);
+    const int64_t n = parameter_count(c);
     print("\nmemory anatomy");
     if (c.latent)
         print(fmt::format(
@@ -45,26 +67,16 @@ inline void print_anatomy(const StepShape& shape) {
         "  bytes a parameter   {} weight + {} gradient + {} optimizer = {}   (the playbook: {})",
         m.parameters / n, m.gradients / n, m.optimizer / n,
         (m.parameters + m.gradients + m.optimizer) / n, book_bytes_per_parameter(shape)));
-    const bool full = shape.model.recompute == Recompute::full;
-    const int64_t input = c.hidden * dtype_bytes(shape.model.dtype),
-                  per_layer = full ? input : int64_t(token.total());
-    const char* book = full                                            ? "2"
-                       : shape.model.recompute == Recompute::selective ? "34"
-                                                                       : "(34 + 5 H s / h)";
-    const std::string parts = full ? " (the layer's input only)"
-                                   : fmt::format(" (norms {:.0f} + attention {:.0f} + mlp {:.0f})",
-                                                 token.norms, token.attention, token.mlp);
-    print(fmt::format("  saved activations   L s b x {} bytes{} = {}", per_layer, parts,
-                      format_bytes(double(c.layers * tokens * per_layer))));
-    if (token.masks > 0 && !full)
-        print(fmt::format("                      (and {:.0f} for masks of the stream's dropout)",
-                          token.masks));
-    print(fmt::format("                      (playbook, GPT in bf16: L s b h {} = {})", book,
-                      format_bytes(book_activations(shape))));
-    if (shape.model.recompute == Recompute::selective && c.latent)
+    for (const auto kind : {Recompute::full, Recompute::selective, Recompute::none}) {
+        StepShape alike = shape;
+        alike.model.recompute = kind;
+        alike.config.layers = shape.model.recompute.count(kind, c.layers);
+        if (alike.config.layers > 0) print_saved(alike, alike.config.layers == c.layers);
+    }
+    const bool selective = shape.model.recompute.selective_layers > 0;
+    if (selective && c.latent)
         print("  selective recomputation makes q, k and v of the latents again");
-    else if (shape.model.recompute == Recompute::selective &&
-             shape.model.attention == AttentionKind::flash)
+    else if (selective && shape.model.attention == AttentionKind::flash)
         print(
             "  selective recomputation drops attention's T x T tensors; flash attention (in tiles) "
             "has none");

@@ -12,6 +12,13 @@ namespace ultrascale::single_gpu {
 struct Chapter {
     std::string batch_ramp, seq_ramp, compare, demo, settings;
     bool naive_mean = false, noise_scale = false, fresh_grads = false, cuda_graph = false;
+    double memory_budget = 0;  // GiB; 0: none is given
+
+    static Options defaults() {
+        Options options;
+        options.whole_matrices = true;
+        return options;
+    }
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -79,6 +86,7 @@ struct Chapter {
                  "With --demo memory: tp=8,pp=4,... sets the formulas' letters; layouts are parted "
                  "by semicolons")
             .only_if([this] { return demo == "memory"; }, "only --demo memory has letters");
+        add_memory_budget(options, memory_budget);
         options.training_options({"--naive-mean"}, Another::refused);
         options.training_options({"--batch-ramp", "--seq-ramp"}, Another::told);
     }

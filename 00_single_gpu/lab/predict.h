@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "lab/predict/budget.h"
 #include "lab/predict/estimate.h"
 #include "options.h"
 

@@ -73,7 +73,7 @@ inline bool compare_syncs(const Options& options, SyncOptions sync, const StepSh
     const Communicator loss_ranks = ranks.split(ranks.rank(), 0, "alone");
     slow_down(options);
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     Llama model(shape.config, shape.model);
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options.dtype);

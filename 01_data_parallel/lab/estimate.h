@@ -1,6 +1,7 @@
 // Predicts what a rank holds and sends in a whole run. --estimate prints it.
 #pragma once
 
+#include "lab/predict/budget.h"
 #include "options.h"
 #include "predict.h"
 #include "train/run.h"
@@ -39,6 +40,20 @@ inline Prediction predict_run(const Options& options, const Chapter& chapter,
     const int64_t times = chapter.every_time(options) ? options.grad_accum : 1;
     Prediction run_prediction = predict_run(options, chapter, shape, parameters.local_numel());
     return run_prediction += sync_prediction.times(options.steps * times);
+}
+
+// What a rank holds if other layers of the shape recompute.
+inline auto memory_by_shape(const Options& options, const Chapter& chapter,
+                            const StepShape& shape) {
+    const Mesh mesh(Communicator::world(), {{"dp", Communicator::world().size()}});
+    Llama model(shape.config, shape.model);
+    const std::unique_ptr<GradientSync> sync =
+        make_sync(chapter.sync, model.parameters(), mesh, options.grad_dtype());
+    return [memory = predict_run(options, chapter, shape, model.parameters(), *sync, mesh).memory](
+               const StepShape& changed) mutable {
+        memory.peak_activations = estimate_memory(changed).peak_activations;
+        return memory;
+    };
 }
 
 // Returns advice for the case that `needed` does not fit.

@@ -11,6 +11,7 @@ struct Chapter {
     SyncOptions sync;
     bool no_sync = true, compare = false, cuda_graph = false;
     std::string demo, planet;
+    double memory_budget = 0;  // GiB; 0: none is given
     double largest_mib = 0;
     double hop_us = 10, hop_gbps = 400;  // a fast network card; MEASURED.md has hops of 14 us
 
@@ -127,6 +128,7 @@ struct Chapter {
                  "With --demo planet: params=72e12,bytes=2,sites=23,km=4800,tokens=1e8,"
                  "flops=2.83e21,H=500, each with this default")
             .only_if([this] { return demo == "planet"; }, "it is for --demo planet");
+        add_memory_budget(options, memory_budget);
     }
 
     // With --no-sync off gradients are all-reduced after each micro-batch, and the results added

@@ -21,7 +21,7 @@ struct Variant {
 // The stages, and if the options ask for them offloaded ones and stage 3's other ways to gather.
 inline std::vector<Variant> variants_of(const ZeroOptions& given) {
     ZeroOptions plain = given;
-    plain.offload = plain.keep_gathered = false, plain.cut = Cut::unit;
+    plain.offload = plain.keep_gathered = plain.muon = false, plain.cut = Cut::unit;
     plain.shard_size = plain.secondary_shard = 0;
     std::vector<Variant> variants;
     const auto add = [&](int stage, const char* what, bool offload, bool keep, Cut cut) {
@@ -32,6 +32,10 @@ inline std::vector<Variant> variants_of(const ZeroOptions& given) {
         if (stage == 1 && !given.every_micro_batch) {  // 1_plain.h does not do that
             add(1, "", false, false, Cut::unit);
             variants.back().name = "plain", variants.back().zero.plain = true;
+            if (given.muon) {
+                variants.push_back(variants.back());
+                variants.back().name = "muon", variants.back().zero.muon = true;
+            }
         }
         add(stage, "", false, false, Cut::unit);
     }
@@ -74,7 +78,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
     const DataSlice slice{.micro_batch = B, .count = N, .replica = ranks.rank()};
     const int64_t sequences = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     const double psi =
         double(parameter_count(shape.config)) * double(dtype_bytes(shape.grad_dtype));
     const std::vector<Variant> variants = variants_of(zero_options);
@@ -104,7 +108,9 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         const Mesh mesh(ranks, data_axes(ranks.size(), zero_options));
         Llama model(shape.config, shape.model);
         sum_over_replicas(model.parameters(), mesh);
-        const std::unique_ptr<Updater> zero = make_zero(model, mesh, options, zero_options);
+        Options own = options;
+        own.optimizer.muon = zero_options.muon;
+        const std::unique_ptr<Updater> zero = make_zero(model, mesh, own, zero_options);
         zero->start();
         const Measured m = measure(
             loader, slice, sequences, options.steps,
@@ -142,6 +148,7 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         if (nodes.ranks > 0) times.back() += fmt::format(" {:>13}", format_bytes(across));
         report.row({{"stage", zero_options.stage},
                     {"plain", zero_options.plain},
+                    {"muon", zero_options.muon},
                     {"offload", zero_options.offload},
                     {"keep_gathered", zero_options.keep_gathered},
                     {"shard_size", zero_options.shard_size},

@@ -12,6 +12,13 @@ struct Chapter {
     enum class Offload { none, optimizer, activations, both } offload = Offload::none;
     bool no_sync = true, compare = false;
     std::string demo;
+    double memory_budget = 0;  // GiB; 0: none is given
+
+    static Options defaults() {
+        Options options;
+        options.whole_matrices = true;
+        return options;
+    }
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -78,6 +85,7 @@ struct Chapter {
                    "its formulas do not have it", [this] { return demo == "overlap"; })
             .reads({"--json", "--html", "--model", "--layers", "--load"},
                    "its formulas do not have it", [this] { return demo == "memory"; });
+        add_memory_budget(options, memory_budget);
     }
 
     void check(const Options& options) {
@@ -91,10 +99,10 @@ struct Chapter {
             user_error("--svg has no effect: the picture is of --compare");
         zero.offload = offload == Offload::optimizer || offload == Offload::both;
         zero.offload_activations = offload == Offload::activations || offload == Offload::both;
-        if (zero.offload_activations && options.recompute != Recompute::full)
+        if (zero.offload_activations && options.recompute.full_layers == 0 && memory_budget == 0)
             user_error(
                 "--offload activations: it is the layers' kept inputs that go to the host; use "
-                "--recompute full");
+                "--recompute full or --memory-budget");
         if (zero.offload_activations && compare)
             user_error("--compare: it compares what is sharded; use --offload optimizer");
         if (zero.offload && zero.stage == 0 && !compare)
@@ -103,6 +111,12 @@ struct Chapter {
         if (zero.offload && zero.plain)
             user_error(
                 "--plain: its optimizer stays on the device; --stage 1 alone can offload it");
+        zero.muon = options.optimizer.muon;
+        if (zero.muon && !zero.plain && !compare)
+            user_error(
+                "--optimizer muon: the stages' shards cut through matrices, which Muon needs "
+                "whole; "
+                "add --plain");
         zero.every_micro_batch = !no_sync && options.grad_accum > 1;
     }
 };

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "../9_stages.h"
+#include "lab/predict/budget.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 #include "shared_options.h"
@@ -109,11 +110,27 @@ inline void add_to(Prediction& prediction, const FlatLayout& layout, const ZeroO
     }
 }
 
+// The number of layers that keep their input only, the first ones.
+inline int64_t checkpoints_of(const StepShape& s) {
+    return s.model.recompute.count(Recompute::full, s.config.layers);
+}
 // --offload activations: the bytes of a micro-batch's kept inputs that go to the host and come
-// back, for all layers but the last.
+// back, for all of these layers but the last.
 inline int64_t kept_on_host(const StepShape& s) {
-    return (s.config.layers - 1) * s.micro_batch * s.seq * s.config.hidden *
+    return std::max<int64_t>(checkpoints_of(s) - 1, 0) * s.micro_batch * s.seq * s.config.hidden *
            dtype_bytes(s.model.dtype);
+}
+
+inline LocalSizes local_sizes(const StepShape& shape, const ZeroOptions& zero) {
+    LocalSizes sizes = local_sizes(shape);
+    sizes.checkpoints_on_host = zero.offload_activations;
+    return sizes;
+}
+
+// The sums of a step's end. The norm of the shards is summed even over a single rank.
+inline void add_norm_and_loss(PredictedCommunication& communication, const Mesh& mesh) {
+    communication.add(mesh.norm_group_of_shards(), Collective::all_reduce, 1, 2 * sizeof(double));
+    communication.add_scalar_sum(mesh.world());
 }
 
 // Predicts one step: the activations and FLOPs of a rank's own micro-batch, which do not depend on
@@ -122,25 +139,60 @@ inline Prediction predict(const FlatLayout& layout, const std::vector<const Unit
                           const ZeroOptions& zero, const StepShape& shape, int64_t A,
                           const Mesh& mesh) {
     Prediction prediction;
-    LocalSizes sizes = local_sizes(shape);
-    sizes.checkpoints_on_host = zero.offload_activations;
-    add_activations(prediction, sizes);
+    add_activations(prediction, local_sizes(shape, zero));
     if (zero.offload_activations) prediction.memory.host += kept_on_host(shape);
     add_flops(prediction, shape, parameters_of(layout));
     add_to(prediction, layout, zero, shape, A, walk_step(layout, units, zero, shape, A), mesh);
-    // The norm of the shards is summed even over a single rank.
-    prediction.communication.add(mesh.norm_group_of_shards(), Collective::all_reduce, 1,
-                                 2 * sizeof(double));
-    prediction.communication.add_scalar_sum(mesh.world());  // the loss
+    add_norm_and_loss(prediction.communication, mesh);
     return prediction;
 }
 
 inline FlatLayout layout_of(const Llama& model, const ZeroOptions& zero, const Mesh& mesh) {
     return {units_of(model), mesh, zero.plain ? Cut::model : zero.cut};
 }
+
+// --plain --optimizer muon: this rank's part of the numbers, in which each matrix is whole.
+inline Prediction predict_muon(const ParameterList& parameters, const StepShape& shape,
+                               const Mesh& mesh) {
+    const Communicator& ranks = mesh.data_group();
+    const WholeMatrices dealt = deal_matrices(parameters, ranks.size());
+    const Range own{ranks.rank() * dealt.part, (ranks.rank() + 1) * dealt.part};
+    const int64_t all = dealt.part * ranks.size(), value = dtype_bytes(shape.model.dtype),
+                  grad = dtype_bytes(shape.grad_dtype);
+    Prediction prediction;
+    add_activations(prediction, local_sizes(shape));
+    add_flops(prediction, shape, parameters.local_numel());
+    prediction.memory += {.parameters = all * value, .gradients = all * grad};
+    for (const auto& [parameter, at] : dealt.places) {
+        const int64_t held =
+            std::min(at + parameter->local_numel(), own.end) - std::max(at, own.begin);
+        prediction.memory.optimizer +=
+            std::max<int64_t>(held, 0) *
+            (optimizer_bytes(shape.model.dtype) - (Muon::updates(*parameter) ? muon_saves : 0));
+    }
+    prediction.communication.add(ranks, Collective::reduce_scatter, 1, all * grad);
+    prediction.communication.add(ranks, Collective::all_gather, 1, all * value);
+    add_norm_and_loss(prediction.communication, mesh);
+    return prediction;
+}
+
 inline Prediction predict(const Llama& model, const ZeroOptions& zero, const StepShape& shape,
                           int64_t A, const Mesh& mesh) {
+    if (zero.plain && zero.muon) return predict_muon(model.parameters(), shape, mesh);
     return predict(layout_of(model, zero, mesh), units_of(model), zero, shape, A, mesh);
+}
+
+// What a rank holds if other layers of the shape recompute.
+inline auto memory_by_shape(const Options& options, const ZeroOptions& zero,
+                            const StepShape& shape) {
+    const Mesh mesh(Communicator::world(), data_axes(Communicator::world().size(), zero));
+    Llama model(shape.config, shape.model);
+    sum_over_replicas(model.parameters(), mesh);
+    return [=, memory = predict(model, zero, shape, options.grad_accum, mesh).memory](
+               const StepShape& changed) mutable {
+        memory.peak_activations = peak_activation_bytes(local_sizes(changed, zero));
+        return memory;
+    };
 }
 
 // The first step's bounds: `bounds`, widened if numbers travel in fewer bits, to about twice the
@@ -169,6 +221,7 @@ inline std::string describe(const ZeroOptions& zero, int ranks) {
         if (given) more += (more.empty() ? "\n          " : "; ") + std::string(words);
     };
     add(zero.plain, "all at once, and nothing overlaps");
+    add(zero.plain && zero.muon, "each matrix is whole on one rank");
     const int sharing = zero.shard_size > 0 ? zero.shard_size : ranks;
     const std::string copies =
         fmt::format("{} of them hold copies", format_count(ranks / sharing, "group"));

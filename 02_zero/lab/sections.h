@@ -2,6 +2,9 @@
 // constant size, the time of offloaded updates, and the copies of offloaded activations.
 #pragma once
 
+#include <algorithm>
+#include <numeric>
+
 #include "../7_offload.h"
 #include "../7_offload_activations.h"
 #include "lab/predict/estimate.h"
@@ -10,6 +13,39 @@
 #include "train/run.h"
 
 namespace ultrascale::zero {
+
+// --optimizer muon: what flat shards would cut, how the matrices are dealt, and what the five steps
+// of Newton-Schulz cost this rank and all ranks together.
+inline void print_muon(Report& report, const ParameterList& parameters, const Communicator& ranks) {
+    const WholeMatrices dealt = deal_matrices(parameters, ranks.size());
+    const int64_t n = ranks.size(), flat = (parameters.local_numel() + n - 1) / n;
+    int64_t matrices = 0, cut = 0, at = 0;
+    for (const auto& p : parameters) {
+        const int64_t first = at / flat, last = (at + p->local_numel() - 1) / flat;
+        at += p->local_numel();
+        if (Muon::updates(*p)) ++matrices, cut += first != last;
+    }
+    std::vector<double> flops(size_t(n), 0.0);
+    for (const auto& [parameter, at] : dealt.places)
+        if (Muon::updates(*parameter))
+            flops[size_t(at / dealt.part)] += double(Muon::flops(parameter->shape));
+    const double most = std::ranges::max(flops),
+                 all = std::accumulate(flops.begin(), flops.end(), 0.0);
+    print(fmt::format(
+        "muon: {} matrices, each whole on one rank; equal flat shards would cut through {}",
+        matrices, cut));
+    print(
+        fmt::format("  parts of {} numbers, {:.1f} % more than 1/{} of all; Newton-Schulz takes "
+                    "the busiest rank "
+                    "{:.3g}\n  GFLOP a step, {:.3g} times the mean",
+                    dealt.part, 100 * (double(dealt.part) / double(flat) - 1), n, most / 1e9,
+                    most / (all / double(n))));
+    report.value("muon", "matrices", double(matrices));
+    report.value("muon", "cut_by_flat_shards", double(cut));
+    report.value("muon", "part", double(dealt.part));
+    report.value("muon", "busiest_flops", most);
+    report.value("muon", "all_flops", all);
+}
 
 // How many ranks share a set of shards.
 inline int ranks_of_a_set(const ZeroOptions& zero) {
@@ -117,13 +153,14 @@ inline TrainingSetup setup(Llama& model, Updater& updater, const Options& option
 // Prints all of the report but verification. Returns false if a prediction is not met.
 inline bool print_sections(Report& report, const Run& run, const Prediction& predicted,
                            const Options& options, const StepShape& shape, const ZeroOptions& zero,
-                           const Occupancy& early, Updater& updater,
-                           const std::optional<ActivationsOnHost>& inputs) {
+                           const Occupancy& early, const ParameterList& parameters,
+                           Updater& updater, const std::optional<ActivationsOnHost>& inputs) {
     bool ok = report.memory(predicted);
-    if (report.full()) print_formula(zero, shape, ranks_of_a_set(zero));
+    if (report.full() && !zero.muon) print_formula(zero, shape, ranks_of_a_set(zero));
     if (options.steps > settled_steps) ok = print_constancy(report, early, options.steps) && ok;
     ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;
     print_offload(report, updater);
+    if (zero.muon) print_muon(report, parameters, Communicator::world());
     const int64_t copied = options.steps * options.grad_accum * kept_on_host(shape);
     if (inputs) ok = print_activations_on_host(report, *inputs, copied, options.steps) && ok;
     report.throughput(predicted);

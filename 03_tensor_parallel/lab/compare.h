@@ -41,7 +41,7 @@ inline bool compare_sequence_parallel(const Options& options, const TensorOption
     const int64_t B = options.micro_batch, N = dp.size(), A = options.grad_accum;
     const int64_t sequences = sequences_of_step(options, N);
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     print(fmt::format(
         "tp {} x dp {}, overlap {}; {:.3f} M parameters in {}; {} x {} tokens a micro-batch, {} a "
         "step",

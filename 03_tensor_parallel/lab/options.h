@@ -12,6 +12,7 @@ struct Chapter {
     TensorOptions tensor;
     bool compare = false, cuda_graph = false;
     std::string demo;
+    double memory_budget = 0;  // GiB; 0: none is given
 
     void add_options(OptionList& options, const Options& shared) {
         options
@@ -52,6 +53,9 @@ struct Chapter {
             .reads({"--json", "--html", "--model", "--layers", "--load", "--seq", "--micro-batch",
                     "--dtype", "--fp32-grads", "--recompute", "--attention", "--loss-chunk"},
                    "its formulas do not have it", [this] { return demo == "scaling"; });
+        add_memory_budget(options, memory_budget)
+            .only_if([this] { return tensor.overlap != Overlap::halves; },
+                     "with --overlap halves all layers recompute alike; try --recompute full");
     }
 
     void check(const Options& options) {
@@ -62,6 +66,7 @@ struct Chapter {
             user_error("--tp {}: {} cannot be split into groups of {}; tp must divide their number",
                        tensor.tp, format_count(ranks, "rank"), tensor.tp);
         complete(tensor, options.recompute);
+        if (tensor.overlap == Overlap::halves) options.refuse_recompute_by_layer();
         if (compare && tensor.tp == 1)
             user_error("--compare: at least two ranks must share a layer; use --tp 2 or more");
         if (!options.svg.empty() && tensor.tp == 1)

@@ -9,6 +9,7 @@
 #include "../3_vocabulary_embedding.h"
 #include "../tensor_options.h"
 #include "halves_memory.h"
+#include "lab/predict/budget.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 
@@ -79,8 +80,12 @@ inline void add_regions(Prediction& prediction, StepShape shape, const TensorOpt
                   head = regions.head, tokens = shape.micro_batch * shape.seq,
                   e = dtype_bytes(shape.model.dtype);
     const int64_t C = row_chunks(o, tokens);
-    const Recompute recompute = shape.model.recompute;
-    const int64_t forwards = recompute == Recompute::full ? 2 : 1;  // of a layer
+    const Recompute& recompute = shape.model.recompute;
+    const auto with_again = [&](int64_t layers) {  // whose forward runs again
+        return layers + recompute.count(Recompute::full, layers);
+    };
+    const int64_t attentions = with_again(regions.layers),
+                  feed_forwards = with_again(regions.feed_forwards);
     const int64_t chunk = shape.model.loss_chunk,  // of the loss, in tokens; 0: one piece
         chunks = chunk == 0 ? 0 : (tokens + chunk - 1) / chunk;
     PredictedCommunication& p = prediction.communication;
@@ -93,30 +98,31 @@ inline void add_regions(Prediction& prediction, StepShape shape, const TensorOpt
     };
     const std::vector<int64_t> into_heads = widths_into_heads(c);
     for (size_t i = 0; i < into_heads.size(); ++i) {  // of attention's column linears
-        const auto attention = [&](Collective kind, int64_t times, int64_t calls) {
-            send_width(into_heads[i], kind, regions.layers * times, calls);
+        const auto attention = [&](Collective kind, int64_t tensors, int64_t calls) {
+            send_width(into_heads[i], kind, tensors, calls);
         };
         if (!sp) {
-            attention(Collective::all_reduce, 1, 1);  // in backward
+            attention(Collective::all_reduce, regions.layers, 1);  // in backward
             continue;
         }
         // Heads that are made of latents again enter again.
-        const bool again = c.latent && recompute == Recompute::selective,
-                   key = c.latent && i + 1 == into_heads.size();
-        attention(Collective::all_gather, forwards + again, C);
-        attention(Collective::reduce_scatter, 1, C);
-        if (!o.keep_gathered && !key) attention(Collective::all_gather, 1, C);
+        const int64_t again = c.latent ? recompute.count(Recompute::selective, regions.layers) : 0;
+        const bool key = c.latent && i + 1 == into_heads.size();
+        attention(Collective::all_gather, attentions + again, C);
+        attention(Collective::reduce_scatter, regions.layers, C);
+        if (!o.keep_gathered && !key) attention(Collective::all_gather, regions.layers, C);
     }
     if (!sp) {
-        send(Collective::all_reduce, both * forwards, C);        // o and down, in forward
-        send(Collective::all_reduce, regions.feed_forwards, 1);  // gate, up, in backward
-        send(Collective::all_reduce, embedding + head, 1);       // embedding; the head's backward
-        if (o.partition_checkpoints) send(Collective::all_gather, regions.layers, 1);
+        send(Collective::all_reduce, attentions + feed_forwards, C);  // o and down, in forward
+        send(Collective::all_reduce, regions.feed_forwards, 1);       // gate, up, in backward
+        send(Collective::all_reduce, embedding + head, 1);  // embedding; the head's backward
+        if (o.partition_checkpoints)
+            send(Collective::all_gather, recompute.count(Recompute::full, regions.layers), 1);
     } else {
         // All-gathers: before column linears, and in the backward of row linears. Reduce-scatters:
         // the reverse.
-        send(Collective::all_gather, regions.feed_forwards * forwards + both, C);
-        send(Collective::reduce_scatter, both * forwards + regions.feed_forwards, C);
+        send(Collective::all_gather, feed_forwards + both, C);
+        send(Collective::reduce_scatter, attentions + feed_forwards + regions.feed_forwards, C);
         send(Collective::all_gather, embedding + head, C);      // head; the embedding's backward
         send(Collective::reduce_scatter, embedding + head, C);  // embedding; the head's backward
         // Inputs are gathered again for weight gradients; a chunked loss computes the head's in

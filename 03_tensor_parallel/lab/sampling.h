@@ -9,15 +9,10 @@ namespace ultrascale::tensor_parallel {
 
 // All ranks of the group call it; each gets the logits (V) of the token that follows `text`.
 // `multiple`: the number of tokens must be a multiple of this, so that the ranks can share them.
-// Padding tokens come last; attention is causal, so no earlier token sees them.
 inline std::vector<float> logits_of_next(Llama& model, HostBatch text, int64_t vocab,
                                          const Communicator& tp, int64_t multiple) {
     const int64_t last = text.length - 1;
-    text.length = (text.length + multiple - 1) / multiple * multiple;
-    text.tokens.resize(size_t(text.length));
-    text.targets.resize(size_t(text.length), ops::ignored_target);
-    for (int64_t t = last + 1; t < text.length; ++t) text.positions.push_back(int32_t(t));
-
+    pad(text, (text.length + multiple - 1) / multiple * multiple);
     const Tensor logits = model.logits(to_device(text));  // (1, T, this rank's part of V)
     const int64_t largest = (vocab + tp.size() - 1) / tp.size();
     const Tensor mine = Tensor::zeros({largest}, DType::fp32, Memory::workspace);

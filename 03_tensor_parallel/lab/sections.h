@@ -72,6 +72,22 @@ inline void print_estimate(const Options& options, const TensorOptions& tensor,
     report.finish();
 }
 
+// What this rank holds if other layers of the shape recompute.
+inline auto memory_by_shape(const TensorOptions& tensor, const StepShape& shape) {
+    const Communicator& world = Communicator::world();
+    Mesh mesh(world, {{"dp", world.size() / tensor.tp}, {"tp", tensor.tp}});
+    const TensorParallel parallel(shape.config, tensor, mesh);
+    Llama model(shape.config, shape.model, parallel.factories(shape.model),
+                Stage::whole(shape.config));
+    Prediction prediction;
+    add_parameters(prediction, model.parameters().local_numel(), shape);
+    return [=, rank = mesh.group("tp").rank(),
+            memory = prediction.memory](const StepShape& changed) mutable {
+        memory.peak_activations = peak_activation_bytes(changed, tensor, rank);
+        return memory;
+    };
+}
+
 // What a run trains, and its description in the header. `sent` and `kept` watch the layers.
 inline TrainingSetup setup(Llama& model, Updater& updater, const Options& options,
                            const StepShape& shape, const TensorOptions& tensor, const Mesh& mesh,

@@ -44,12 +44,12 @@ inline void add_options(OptionList& options, TensorOptions& tensor,
                  "With --recompute full: each rank keeps 1/tp of a layer's input");
 }
 // Completes the options for a number of ranks that is known. UserError if they exclude each other.
-inline void complete(TensorOptions& o, Recompute recompute) {
+inline void complete(TensorOptions& o, const Recompute& recompute) {
     if (o.tp == 1) {  // no other rank to share with
         o.sequence_parallel = o.keep_gathered = o.partition_checkpoints = false;
         if (o.overlap == Overlap::halves) o.overlap = Overlap::none;
     }
-    if (o.partition_checkpoints && (recompute != Recompute::full || o.sequence_parallel))
+    if (o.partition_checkpoints && (recompute.full_layers == 0 || o.sequence_parallel))
         user_error(
             "--partition-checkpoints: needs --recompute full, and no --sequence-parallel, "
             "which makes shards of the checkpoints already");

@@ -9,9 +9,11 @@
 
 namespace ultrascale::context_parallel {
 
-// The variants that `cp` ranks can run, with their names in the table. With documents a ring's
-// backward can only be restarted.
-inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp, bool documents) {
+// The variants that `cp` ranks can run, with their names in the table. With documents or a window a
+// ring's backward can only be restarted.
+inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp,
+                                                                       const Options& options) {
+    const bool documents = leaves_keys_out(options), prefix = options.prefix > 0;
     const auto ring = [&](Layout layout, RingBackward backward, bool bidirectional) {
         return ContextOptions{
             .cp = cp, .layout = layout, .bidirectional = bidirectional, .backward = backward};
@@ -19,7 +21,7 @@ inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp, b
     using enum RingBackward;
     const RingBackward usual = documents ? restarted : reversed;
     std::vector<std::pair<std::string, ContextOptions>> variants;
-    if (!documents)
+    if (!documents && !prefix)
         variants.push_back({"plain ring, contiguous",
                             {.cp = cp,
                              .variant = Variant::plain,
@@ -33,7 +35,8 @@ inline std::vector<std::pair<std::string, ContextOptions>> variants_of(int cp, b
         variants.push_back(
             {"ring, zigzag, backward restarted", ring(Layout::zigzag, restarted, false)});
     }
-    variants.push_back({"ring, zigzag, bidirectional", ring(Layout::zigzag, restarted, true)});
+    if (!prefix)
+        variants.push_back({"ring, zigzag, bidirectional", ring(Layout::zigzag, restarted, true)});
     variants.push_back({"all-gather, zigzag", {.cp = cp, .variant = Variant::all_gather}});
     variants.push_back(
         {"ulysses", {.cp = cp, .variant = Variant::ulysses, .layout = Layout::contiguous}});
@@ -68,7 +71,7 @@ inline bool compare_variants(
     const Communicator& all = mesh.group({"dp", "cp"});
     const int64_t A = options.grad_accum, sequences = sequences_of_step(options, dp.size());
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     print(
         fmt::format("cp {} x dp {}; {:.3f} M parameters in {}; {} x {} tokens a micro-batch, {} "
                     "a step",
@@ -81,7 +84,7 @@ inline bool compare_variants(
     bool ok = true;
     double first_loss = 0, apart = 0;
     std::vector<std::string> left_out;
-    for (const auto& [name, context] : variants_of(cp_size, options.document_token >= 0)) {
+    for (const auto& [name, context] : variants_of(cp_size, options)) {
         try {
             check_shares(shape.config, context, shape.seq);
             if (options.dropout > 0 && context.layout == Layout::striped)

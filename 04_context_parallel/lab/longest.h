@@ -36,10 +36,11 @@ int64_t largest_that_fits(int64_t multiple, int64_t most, const Fits& fits) {
     return good * multiple;
 }
 
-// Returns the largest memory of any rank; only a bidirectional ring's ranks differ.
+// Returns the largest memory of any rank. They differ in a bidirectional ring, and with a window.
 inline MemoryEstimate largest_memory(const StepShape& shape, const ContextOptions& o) {
     MemoryEstimate most;
-    for (int rank = 0; rank < (o.bidirectional ? o.ring_degree() : 1); ++rank) {
+    const bool differ = o.bidirectional || shape.config.window > 0;
+    for (int rank = 0; rank < (differ ? o.ring_degree() : 1); ++rank) {
         const MemoryEstimate memory =
             predict_memory(shape, o, parameter_count(shape.config), rank).memory;
         if (memory.total() > most.total()) most = memory;

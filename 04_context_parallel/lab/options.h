@@ -19,8 +19,7 @@ struct Chapter {
                  "Ranks that share each sequence; must divide the number of ranks. Default: all")
             .between(1, 1 << 20);
         ultrascale::context_parallel::add_options(options, context, layout)
-            .only_if([&] { return can_run_backward(context, shared.document_token); },
-                     why_restarted);
+            .only_if([&] { return can_run_backward(context, shared); }, why_restarted);
         options
             .flag("--compare", compare,
                   "Train with each variant and layout in turn, and print one table")
@@ -40,6 +39,7 @@ struct Chapter {
     // Checks what depends on the number of ranks; the model is checked by check_shares().
     void check(const Options& options) {
         if (!demo.empty()) options.refuse_figures("--demo " + demo);
+        options.refuse_recompute_by_layer();
         const int ranks = Communicator::world().size();
         if (context.cp == 0) context.cp = ranks;
         if (ranks % context.cp != 0)
@@ -48,8 +48,8 @@ struct Chapter {
         if (context.cp == 1 && demo.empty() && !compare)  // no other rank to share with
             context = {.cp = 1, .layout = Layout::contiguous}, layout = "contiguous";
         complete(context, layout);
-        check_documents(context, options.document_token);
-        if (options.document_token >= 0) context.backward = RingBackward::restarted;
+        check_masks(context, options);
+        if (leaves_keys_out(options)) context.backward = RingBackward::restarted;
         if (options.attention == AttentionKind::naive && context.cp > 1)
             user_error(
                 "--attention naive: a rank has only some of the keys at a time, and merges "

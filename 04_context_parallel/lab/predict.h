@@ -11,14 +11,15 @@
 //     Ulysses                  (u-1)/u (q, k, v, o); the same for their gradients
 //
 // and everything else sends nothing. If a layer's forward runs again (full recomputation), its
-// sends count twice. With documents fewer KV chunks travel: document_counts.h adds up what a run's
-// batches need.
+// sends count twice. With a window or documents fewer KV chunks travel. A window's are the same in
+// all batches, and counted from the ring's plan; document_counts.h adds up what a run's need.
 #pragma once
 
 #include "../9_context_parallel.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 #include "ring_memory.h"
+#include "ring_traffic.h"
 
 namespace ultrascale::context_parallel {
 
@@ -47,6 +48,23 @@ struct AttentionBytes {
         sums = kv * 4 / e;
     }
 };
+
+// Returns what a rank sends round the ring for a micro-batch, in a layer's forward and backward.
+inline PredictedCommunication::Kind ring_of_layer(const StepShape& shape, const ContextOptions& o,
+                                                  const RingPlan& plan, int rank) {
+    const AttentionBytes bytes(shape, o);
+    const int64_t tokens = shape.seq / o.ring_degree(),  // of a rank
+        forwards = shape.model.recompute == Recompute::full ? 2 : 1;
+    PredictedCommunication::Kind ring;
+    const auto add = [&](const RingTraffic& pass, int64_t passes, double all_tokens_bytes) {
+        ring.calls += passes * pass.calls;
+        const int64_t sent = passes * int64_t(all_tokens_bytes) / tokens * pass.tokens;
+        ring.bytes += sent, ring.sent += double(sent);
+    };
+    add(traffic_of_keys(plan, rank), forwards + 1, bytes.kv);
+    add(traffic_of_gradients(plan, rank), 1, bytes.sums);
+    return ring;
+}
 
 // What attention holds beyond what attention on one device would: activations, and communication
 // buffers, of which backward needs at least as many as forward.
@@ -112,6 +130,12 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
     return m;
 }
 
+// The ring's plan for every batch, without documents.
+inline RingPlan plan_without_documents(const StepShape& shape, const ContextOptions& o) {
+    return {SequenceCut(o.layout, o.ring_degree(), shape.seq, mask_of(shape.config)),
+            o.bidirectional, nullptr};
+}
+
 // Adds what the ring's KV chunks of this plan send in a step, for one micro-batch and one layer.
 // `forwards`: how often forward runs.
 inline void add_bidirectional(PredictedCommunication& p, const Group& ring, int rank,
@@ -146,7 +170,10 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
     }
     if (const int64_t n = o.ring_degree(); n > 1 && o.has_ring()) {
         const Group ring(ring_group(o), n);
-        if (o.bidirectional) {
+        if (shape.config.window > 0) {
+            const auto sent = ring_of_layer(shape, o, plan_without_documents(shape, o), rank);
+            layer_communication.groups[ring.name][size_t(Collective::send_recv)] += sent;
+        } else if (o.bidirectional) {
             add_bidirectional(layer_communication, ring, rank, forwards, bytes);
         } else {
             const int64_t backward = o.backward == RingBackward::kept ? n - 2 : n - 1;
@@ -173,11 +200,10 @@ inline LocalSizes local_sizes(const StepShape& shape, const ContextOptions& o) {
 // Predicts what place `rank` of the ring holds, with so many parameters, whole on every rank.
 inline Prediction predict_memory(const StepShape& shape, const ContextOptions& o,
                                  int64_t parameters, int rank) {
-    const RingPlan plan(SequenceCut(o.layout, o.ring_degree(), shape.seq), o.bidirectional,
-                        nullptr);
     Prediction prediction;
     add_parameters(prediction, parameters, shape);
-    const AttentionMemory besides = attention_memory(shape, o, plan, rank);
+    const AttentionMemory besides =
+        attention_memory(shape, o, plan_without_documents(shape, o), rank);
     LocalSizes sizes = local_sizes(shape, o);
     sizes.attention_besides = {besides.kept, besides.forward, besides.backward};
     add_activations(prediction, sizes);

@@ -33,8 +33,9 @@ inline std::vector<double> pairs_by_rank(const SequenceCut& cut, const int32_t* 
     std::vector<double> pairs(size_t(cut.ranks()), 0.0);
     for (int64_t rank = 0; rank < cut.ranks(); ++rank)
         for (int64_t i = 0; i < cut.length(); ++i) {
-            const int64_t at = cut.position(rank, i);
-            pairs[size_t(rank)] += double(at + 1 - (document_starts ? document_starts[at] : 0));
+            const int64_t at = cut.position(rank, i),
+                          from = document_starts ? document_starts[at] : cut.mask().first_key(at);
+            pairs[size_t(rank)] += double(cut.mask().key_end(at) - from);
         }
     return pairs;
 }

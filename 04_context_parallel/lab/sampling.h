@@ -7,15 +7,11 @@
 namespace ultrascale::context_parallel {
 
 // All ranks of the group call it; each gets the logits (V) of the token that follows `text`, which
-// the rank that has the last token computes. Padding tokens come last; attention is causal, so no
-// earlier token sees them.
+// the rank that has the last token computes.
 inline std::vector<float> logits_of_next(Llama& model, HostBatch text, int64_t vocab,
                                          const ContextParallel& context) {
-    const int64_t last = text.length - 1, length = context.cut().seq();
-    text.tokens.resize(size_t(length));
-    text.targets.resize(size_t(length), ops::ignored_target);
-    for (int64_t t = text.length; t < length; ++t) text.positions.push_back(int32_t(t));
-    text.length = length;
+    const int64_t last = text.length - 1;
+    pad(text, context.cut().seq());
     const Tensor logits = model.logits(to_device(context.part(text)));  // (1, tokens, V)
     const Tensor row = Tensor::zeros({vocab}, DType::fp32, Memory::workspace);
     for (int64_t i = 0; i < context.local_length(); ++i)

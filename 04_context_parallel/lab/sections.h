@@ -16,11 +16,6 @@
 
 namespace ultrascale::context_parallel {
 
-inline std::string recompute_name(Recompute recompute) {
-    const char* const names[] = {"none", "selective", "full"};
-    return names[int(recompute)];
-}
-
 // Names what the rows of a table share: "--variant ring --layout zigzag". Options for one rank name
 // no variant; with more ranks it is the default.
 inline std::string way_of(const StepShape& shape, const ContextOptions& given) {
@@ -53,8 +48,8 @@ inline void print_longest(Report& report, StepShape shape, const ContextOptions&
     std::vector<Recompute> columns{Recompute::none, Recompute::selective, Recompute::full};
     if (flash) columns.erase(columns.begin() + 1);
     std::string header = "  ranks that share it ";
-    for (Recompute recompute : columns)
-        header += fmt::format(" {:>21}", fmt::format("--recompute {}", recompute_name(recompute)));
+    for (const Recompute& recompute : columns)
+        header += fmt::format(" {:>21}", fmt::format("--recompute {}", recompute.text()));
 
     bool all_can = true;
     int64_t longest = 0;
@@ -62,7 +57,7 @@ inline void print_longest(Report& report, StepShape shape, const ContextOptions&
     for (int cp = 1; cp <= most_ranks; cp *= 2) {
         const auto with = with_ranks(shape, o, cp);
         std::string line = fmt::format("  --cp {:<15}", cp);
-        for (Recompute recompute : columns) {
+        for (const Recompute& recompute : columns) {
             shape.model.recompute = recompute;
             const int64_t seq = with ? longest_sequence(shape, *with, limit) : 0;
             line += fmt::format(" {:>21}", with ? std::to_string(seq) : "-");
@@ -70,7 +65,7 @@ inline void print_longest(Report& report, StepShape shape, const ContextOptions&
             if (with)
                 report.row({{"table", "longest"},
                             {"cp", int64_t(cp)},
-                            {"recompute", recompute_name(recompute)},
+                            {"recompute", recompute.text()},
                             {"longest_sequence", seq}});
         }
         lines.push_back(line);

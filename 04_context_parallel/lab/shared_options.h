@@ -7,19 +7,23 @@
 
 #include "../2_zigzag.h"
 #include "core/error.h"
-#include "lab/options/option_list.h"
+#include "lab/options/cli.h"
 #include "model/config.h"
 #include "model/step_shape.h"
 
 namespace ultrascale::context_parallel {
 
-// Whether the ring's backward works with --document-token (below 0: none).
-inline bool can_run_backward(const ContextOptions& o, int64_t document_token) {
-    return document_token < 0 || o.backward == RingBackward::restarted;
+// Whether documents or a window decide which keys travel.
+inline bool leaves_keys_out(const Options& options) {
+    return options.document_token >= 0 || options.config().window > 0;
+}
+// Whether the ring's backward works with these options.
+inline bool can_run_backward(const ContextOptions& o, const Options& options) {
+    return o.backward == RingBackward::restarted || !leaves_keys_out(options);
 }
 inline constexpr const char* why_restarted =
-    "with --document-token the ranks end with different keys, or with none, so the ring starts "
-    "anew at the owners";
+    "with --document-token or a window the ranks end with different keys, or with none, so the "
+    "ring starts anew at the owners";
 
 // Adds all options but --cp; `layout` is --layout's word, for complete(). Returns --ring-backward.
 inline OneOption add_options(OptionList& options, ContextOptions& o, std::string& layout) {
@@ -104,12 +108,20 @@ inline void complete(ContextOptions& o, const std::string& layout) {
         user_error("--bidirectional on: only --layout zigzag has tails");
 }
 
-// Throws UserError if documents (below 0: none) and the variant exclude each other.
-inline void check_documents(const ContextOptions& o, int64_t document_token) {
-    if (o.variant == Variant::plain && o.cp > 1 && document_token >= 0)
+// Throws UserError if the masks and the variant exclude each other.
+inline void check_masks(const ContextOptions& o, const Options& options) {
+    const bool windowed = options.config().window > 0;
+    if (o.variant == Variant::plain && o.cp > 1 && (leaves_keys_out(options) || options.prefix > 0))
         user_error(
-            "--document-token: --variant plain lets every query see all tokens before it; use "
-            "--variant ring");
+            "{}: --variant plain lets every query see all tokens before it; use --variant ring",
+            options.document_token >= 0 ? "--document-token"
+            : windowed                  ? "--window"
+                                        : "--prefix");
+    if (o.bidirectional && options.prefix > 0)
+        user_error(
+            "--bidirectional on: it sends a tail only to lower ranks, but with --prefix higher "
+            "ones "
+            "may see it, too");
 }
 
 // "cp 4 x dp 2: ring, zigzag; backward reversed"

@@ -100,7 +100,7 @@ inline bool compare_schedules(const Options& options, int pp, const ScheduleOpti
                               const std::string& split, const Pretend& pretend,
                               const StepShape& shape, const TrainStep& train_step) {
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     const int64_t m = options.grad_accum;
     print(fmt::format("pp {} x dp {}; {:.3f} M parameters in {}; {} of {} x {} tokens", pp,
                       Communicator::world().size() / pp,

@@ -23,6 +23,7 @@ namespace ultrascale::pipeline {
 inline LocalSizes stage_sizes(const StepShape& shape, const Stage& stage) {
     LocalSizes sizes = local_sizes(shape);
     sizes.layers = stage.last_layer - stage.first_layer;
+    sizes.model.recompute = shape.model.recompute.from(stage.first_layer);
     sizes.embedding = stage.embedding, sizes.head = stage.head;
     return sizes;
 }

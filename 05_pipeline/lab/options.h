@@ -59,6 +59,12 @@ struct Chapter {
     bool is_plain() const { return schedule == "plain"; }
     RunAs run_as() const { return {pretend(), post_validation, is_plain()}; }
 
+    static Options defaults() {
+        Options options;
+        options.whole_matrices = true;
+        return options;
+    }
+
     void add_options(OptionList& options, const Options&) {
         options
             .add("--pp", pp, "Ranks of a pipeline; must divide the number of ranks. Default: all")
@@ -83,7 +89,7 @@ struct Chapter {
             .flag("--post-validation", post_validation,
                   "Ranks update without waiting for the global norm; if it must be clipped, they "
                   "go back and repeat the update and the forwards since")
-            .excludes({"--val-data"});
+            .excludes({"--val-data", "--optimizer"});
         options.add("--pretend", pretended,
                     "Actions and messages take so many milliseconds: F=40,B=40,W=20,hop=2, each "
                     "with this default. So ranks that share a processor show their bubbles");

@@ -13,6 +13,7 @@
 #include "../5_post_validation.h"
 #include "lab/report/report.h"
 #include "memory_walk.h"
+#include "model/muon.h"
 #include "pipeline.h"
 
 namespace ultrascale::pipeline {
@@ -47,7 +48,7 @@ inline void add_plain_messages(PredictedCommunication& step_communication, int r
 inline Prediction predict(const StepShape& shape, const MemoryWalk& walk,
                           const ParameterList& parameters, int dp) {
     Prediction prediction;
-    add_parameters(prediction, parameters.local_numel(), shape);
+    add_parameters(prediction, parameters.local_numel(), shape, Muon::numel(parameters));
     prediction.memory.peak_activations = std::llround(std::min(walk.peak, 9e18));
     add_flops(prediction, shape, parameter_count(shape.config));
     add_gradient_sums(prediction, parameters, {"dp", dp}, shape.grad_dtype);

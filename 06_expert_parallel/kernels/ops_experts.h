@@ -47,6 +47,18 @@ void scatter_rows(Tensor rows, const Tensor& x, const Tensor& row_map);
 // each other's backward.
 void sum_rows(Tensor y, const Tensor& rows, const Tensor& row_map, const Tensor& residual = {});
 
+// ---- rows in 8 bits -----------------------------------------------------------------------------
+// A row of h elements as h numbers in e4m3 and then an fp32 scale for each 128 of them (ops_fp8.h:
+// group `tile`). It is stored in the elements of x's dtype, of which it takes packed_columns(), so
+// that it travels like any other row. Only a copy keeps it as it is. h is a multiple of 128.
+inline constexpr int64_t packed_block = 128;
+inline int64_t packed_columns(int64_t h, DType dtype) {
+    return (h + h / packed_block * 4) / dtype_bytes(dtype);
+}
+// packed (N, packed_columns) from x (N, h); and back. x is fp32, bf16 or fp16.
+void pack_fp8_rows(Tensor packed, const Tensor& x);
+void unpack_fp8_rows(Tensor x, const Tensor& packed);
+
 // ---- one row for each rank ----------------------------------------------------------------------
 // Neighbouring experts are on one rank, `each` of them on every rank. A token's row goes once to
 // each rank that has some of its experts.

@@ -95,6 +95,15 @@ inline RowMapSizes sum_rows_sizes(const Tensor& y, const Tensor& rows, const Ten
     return n;
 }
 
+// Returns the number of blocks.
+inline int64_t packed_blocks(const Tensor& packed, const Tensor& x) {
+    check(x.cols() % packed_block == 0, "pack_fp8_rows: h is a multiple of 128");
+    check(packed.dtype() == x.dtype() && packed.rows() == x.rows() &&
+              packed.cols() == packed_columns(x.cols(), x.dtype()),
+          "pack_fp8_rows: packed (N, packed_columns(h)), of the same dtype as x (N, h)");
+    return x.numel() / packed_block;
+}
+
 struct GroupSizes {
     int64_t G, R, out, in;
 };

@@ -49,6 +49,9 @@ public:
         const ExpertsConfig& config = shape.config.experts;
         const double e = double(dtype_bytes(shape.model.dtype)), N = double(tokens);
         row_ = double(shape.config.hidden) * e, features_ = double(config.ffn) * e;
+        sent_ = double(travelling_bytes(shape.config.hidden, shape.model.dtype, o.fp8_rows()));
+        gradient_ =
+            double(travelling_bytes(shape.config.hidden, shape.model.dtype, o.fp8_gradients()));
         tokens_ = N * row_;
         dy_ = tokens_ * (shape.model.dropout > 0 ? 2 : 1);
         shared_features_ = N * double(config.shared) * features_;
@@ -100,6 +103,11 @@ private:
         l.take(tokens_);  // dx
         if (!split) l.free(2 * shared_features_);
     }
+    // The tokens' rows, or their gradients, in fp8: what is sent in copies.
+    double packed(double size) const { return size < row_ ? tokens_ / row_ * size : 0; }
+    void unpack(Ledger& l, double R, double size) const {
+        if (size < row_) l.take(R * row_), l.free(R * size);
+    }
     void experts_forward(Ledger& l, double R, bool keeps) const {
         const double in = R * row_, a = R * features_, w = R * 4;
         l.take(2 * a);  // gate and up
@@ -137,14 +145,15 @@ private:
     void dispatch_and_combine(Ledger& l, bool there, const std::function<void(double R)>& experts,
                               const std::function<void(double R)>& rest) const {
         const size_t n = rows_.chunks.size();
-        const double home = leave() * row_, weights = leave() * 4;
+        const double sent = there ? sent_ : gradient_, home = leave() * row_, weights = leave() * 4;
         const auto in = [&](size_t c) { return chunk(c) * row_; };
         const auto w = [&](size_t c) { return chunk(c) * 4; };
         for (size_t c = 0; c < n; ++c) {
-            if (travels_ && n == 1) l.free(home);
+            if (travels_ && n == 1) l.free(leave() * sent);
             if (travels_ && there && c + 1 == n) l.free(weights);
-            if (sorts_) l.brief(in(c));
+            if (sorts_) l.brief(chunk(c) * sent);
             if (sorts_ && there) l.brief(w(c));
+            unpack(l, chunk(c), sent);
             if (travels_ && c + 1 < n) l.take(in(c + 1) + (there ? w(c + 1) : 0));
             experts(chunk(c));
             if (travels_ && c > 0) l.free(in(c - 1) + (there ? 0 : w(c - 1)));
@@ -158,9 +167,10 @@ private:
     Ledger forward_by_choice(bool keeps) const {
         const double n = double(rows_.chunks.size());
         Ledger l(router(keeps) + choice_);  // and row_map
-        l.take(leave() * (row_ + 4));
+        l.take(packed(sent_) + leave() * (sent_ + 4));
         l.brief(choice_ / n);  // the order of a chunk
-        if (travels_) l.take(chunk(0) * (row_ + 4));
+        l.free(packed(sent_));
+        if (travels_) l.take(chunk(0) * (sent_ + 4));
         shared_forward(l, keeps);
         l.end_turn();
         dispatch_and_combine(
@@ -171,8 +181,8 @@ private:
     }
     Ledger backward_by_choice(bool split) const {
         Ledger l(kept + dy_);
-        l.take(leave() * row_);
-        if (travels_) l.take(chunk(0) * row_);
+        l.take(packed(gradient_) + leave() * gradient_), l.free(packed(gradient_));
+        if (travels_) l.take(chunk(0) * gradient_);
         shared_backward(l, split);
         l.end_turn();
         dispatch_and_combine(
@@ -216,20 +226,21 @@ private:
     // Rows that arrived are stored once more, for each expert, and summed where the experts are.
     Ledger forward_by_rank(bool keeps) const {
         const double R = double(rows_.at_experts);
-        Ledger l(router(keeps));
-        double before = 0;  // from an earlier stage
+        Ledger l(router(keeps) + packed(sent_));
+        double before = packed(sent_);  // from an earlier stage
         for (const DispatchStatistics::Rows::OfStage& stage : rows_.stages) {
             const double leave = double(stage.most), came = double(stage.arrived),
-                         rows = came * row_ * in_memory(stage);
-            l.take(leave * (row_ + names_));  // rows and weights
+                         rows = came * sent_ * in_memory(stage);
+            l.take(leave * (sent_ + names_));  // rows and weights
             l.take(rows + came * names_), l.free(leave * names_ + before);
             before = rows + came * names_;
             if (&stage == &rows_.stages.back())
                 l.take(arrived_ * names_), l.brief(arrived_ * names_);
             if (&stage == &rows_.stages.front()) shared_forward(l, keeps), l.end_turn();
-            l.free(leave * row_);
+            l.free(leave * sent_);
         }
-        l.take(R * (row_ + 4)), l.free(before);  // rows and weights
+        l.take(R * (sent_ + 4)), l.free(before);  // rows and weights
+        unpack(l, R, sent_);
         experts_forward(l, R, keeps);
         start_combine(l, R * row_, row_, true);
         if (!shared_) l.take(tokens_);
@@ -239,15 +250,16 @@ private:
     }
     Ledger backward_by_rank(bool split) const {
         const double R = double(rows_.at_experts);
-        Ledger l(kept + dy_);
+        Ledger l(kept + dy_ + packed(gradient_));
         double before = 0;
         for (const DispatchStatistics::Rows::OfStage& stage : rows_.stages) {
-            const double rows = double(stage.arrived) * row_ * in_memory(stage);
-            l.take(double(stage.left) * row_ + rows);
+            const double rows = double(stage.arrived) * gradient_ * in_memory(stage);
+            l.take(double(stage.left) * gradient_ + rows);
             if (&stage == &rows_.stages.front()) shared_backward(l, split), l.end_turn();
-            l.free(double(stage.left) * row_ + before), before = rows;
+            l.free(double(stage.left) * gradient_ + before), before = rows;
         }
-        l.take(R * row_), l.free(before);
+        l.take(R * gradient_), l.free(before);
+        unpack(l, R, gradient_);
         experts_backward(l, R, split);
         start_combine(l, R * 4, names_, false);
         start_combine(l, R * row_, row_, true);
@@ -276,7 +288,8 @@ private:
 
     DispatchStatistics::Rows rows_;
     bool by_rank_, travels_, plain_, sorts_, has_loss_, shared_;
-    double row_, features_;  // a row's bytes: h elements, F elements
+    double row_, features_;   // a row's bytes: h elements, F elements
+    double sent_, gradient_;  // in a dispatch, and in a backward's
     // (N, h); the same with dropout's copy; the shared experts' gate, up or a; a number for each
     // token and expert, in fp32, and in a narrower dtype; for each choice.
     double tokens_, dy_, shared_features_, scores_, narrow_, logits_, choice_;

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../11_fp8_dispatch.h"
 #include "../expert_options.h"
 #include "../row_exchange.h"
 #include "comm/nodes.h"
@@ -32,7 +33,8 @@ public:
 
     DispatchStatistics(const StepShape& shape, const ExpertOptions& options)
         : config_(shape.config),
-          row_bytes_(shape.config.hidden * dtype_bytes(shape.model.dtype)),
+          row_bytes_(travelling_bytes(shape.config.hidden, shape.model.dtype, false)),
+          fp8_bytes_(travelling_bytes(shape.config.hidden, shape.model.dtype, true)),
           options_(options),
           nodes_{.ranks = options.node_size} {}
 
@@ -101,8 +103,10 @@ private:
     }
     // Rows go there and back, and so do their gradients.
     void add_there_and_back(const Communicator& group, const SplitSizes& rows, bool backward) {
-        for (const std::vector<int64_t>& to : {rows.to, rows.from})
-            add_one_way(group, to, row_bytes_, backward ? 2 : 1);
+        add_one_way(group, rows.to, options_.fp8_rows() ? fp8_bytes_ : row_bytes_);
+        if (backward)
+            add_one_way(group, rows.to, options_.fp8_gradients() ? fp8_bytes_ : row_bytes_);
+        add_one_way(group, rows.from, row_bytes_, backward ? 2 : 1);
     }
     // Weights go there, and their gradients back.
     void add_weights(const Communicator& group, const SplitSizes& rows, int64_t bytes,
@@ -129,7 +133,7 @@ private:
     }
 
     LlamaConfig config_;
-    int64_t row_bytes_;
+    int64_t row_bytes_, fp8_bytes_;
     ExpertOptions options_;
     Nodes nodes_;  // of the ranks of "ep", which are neighbours
     double between_nodes_ = 0, inside_nodes_ = 0;

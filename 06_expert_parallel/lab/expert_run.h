@@ -4,6 +4,7 @@
 
 #include "choices.h"
 #include "lab/verify/whole_values.h"
+#include "one_device_fp8.h"
 #include "predict.h"
 #include "train/gradients.h"
 #include "train/run.h"
@@ -31,6 +32,12 @@ public:
         experts.see_dispatch = [this, choices](const Dispatched& d, const Context& context) {
             if (choices) choices->add(d, context);
             add(d, context);
+        };
+        experts.see_packed = [this](const Tensor& x, const Tensor& packed) {
+            if (!loads_.empty()) return;  // only in the first step
+            const Tensor back = Tensor::empty(x.shape(), x.dtype(), Memory::workspace);
+            ops::unpack_fp8_rows(back, packed);
+            rounding_.add(x.to_host_float(), back.to_host_float(), x.cols());
         };
         experts.see_loads = [this](const StepLoads& loads) { add(loads); };
     }
@@ -65,7 +72,8 @@ public:
     struct Dropped {
         int64_t choices = 0, dropped = 0;  // of all choices the dropped ones
     };
-    const Dropped& dropped() const { return dropped_; }  // on this rank
+    const Dropped& dropped() const { return dropped_; }          // on this rank
+    const RoundingError& rounding() const { return rounding_; }  // of rows in fp8, in step 1
     // The rows that this rank's experts had in a forward of a layer: the most, the number if all
     // experts had equally many, and the average.
     int64_t most_rows() const { return most_rows_; }
@@ -120,6 +128,7 @@ private:
     Peak peak_of_step_;
     std::vector<StepLoads> loads_;
     Dropped dropped_;
+    RoundingError rounding_;
     double norm_apart_ = -1;
     double peak_ = 0;
     int64_t most_rows_ = 0, all_rows_ = 0, forwards_ = 0;

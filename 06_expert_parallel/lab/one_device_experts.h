@@ -9,6 +9,7 @@
 #include "model/activation.h"
 #include "model/llama.h"
 #include "one_device_balance.h"
+#include "one_device_fp8.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -56,6 +57,10 @@ public:
             shared_ ? shared_->forward(x, residual, saved["shared"], context) : residual;
         std::vector<float> sum = y ? y.to_host_float() : std::vector<float>(size_t(N * h), 0.0f);
         t.rows.resize(size_t(E)), t.outs.resize(size_t(E));
+        const Tensor there =  // the experts' input
+            balance_->options.fp8_rows()
+                ? from_floats(rounded_to_fp8(t.x.to_host_float()), t.x.shape(), x.dtype())
+                : t.x;
         for (size_t n = 0; n < t.routes.size(); ++n)
             for (size_t j = 0; j < t.routes[n].experts.size(); ++j)
                 if (!t.dropped[n * t.routes[n].experts.size() + j])
@@ -64,7 +69,7 @@ public:
             if (!t.rows[e].empty())
                 t.outs[e] =
                     experts_[e]
-                        ->forward(rows_of(t.x, t.rows[e]), {}, saved[std::to_string(e)], context)
+                        ->forward(rows_of(there, t.rows[e]), {}, saved[std::to_string(e)], context)
                         .to_host_float();
         for (size_t e = 0; e < experts_.size(); ++e)
             for (size_t i = 0; i < t.rows[e].size(); ++i)
@@ -79,7 +84,9 @@ public:
                     WeightGradient when) override {
         const auto t = saved.take_object<Tokens>();
         const int64_t N = dy.rows(), h = dy.cols();
-        const std::vector<float> d = dy.to_host_float();
+        std::vector<float> d = dy.to_host_float();
+        if (balance_->options.fp8_gradients())
+            d = from_floats(rounded_to_fp8(std::move(d)), dy.shape(), dy.dtype()).to_host_float();
         std::vector<float> dx(d.size(), 0.0f);
         if (shared_) dx = shared_->backward(dy, saved["shared"], context, when).to_host_float();
         std::vector<std::vector<double>> dweights;

@@ -26,6 +26,12 @@ struct Chapter {
                  "and of experts. Default: all")
             .between(1, 1 << 20);
         choices_.add_options(options, shared);
+        options.choice("--dispatch-dtype", experts.dispatch_dtype,
+                       {{"model", DispatchDtype::model},
+                        {"fp8", DispatchDtype::fp8},
+                        {"fp8-both", DispatchDtype::fp8_both}},
+                       "fp8: rows travel to their experts in e4m3, with a scale for each 128 "
+                       "numbers; fp8-both: their gradients, too");
         std::vector<std::string> traps;
         for (const auto& [name, value] : trap_names()) traps.push_back(name);
         options.add("--trap", trap_, "Make a mistake, and see what finds it").one_of(traps);
@@ -34,8 +40,8 @@ struct Chapter {
                   "Train a few steps with 1, 2, 4, ... ranks sharing the experts, and print one "
                   "table")
             .excludes(training_outputs)
-            .excludes({"--ep", "--dispatch", "--max-nodes", "--overlap", "--chunks", "--trap",
-                       "--estimate", "--svg"});
+            .excludes({"--ep", "--dispatch", "--dispatch-dtype", "--max-nodes", "--overlap",
+                       "--chunks", "--trap", "--estimate", "--svg"});
         options
             .add("--demo", demo,
                  "route: eight tokens on their way to four experts on two ranks and back, step by "
@@ -70,12 +76,15 @@ struct Chapter {
             user_error("--ep {}: it must divide the {}", experts.ep, format_count(E, "expert"));
         const int64_t seq = options.seq > 0 ? options.seq : config.default_seq;
         choices_.check(options, config, options.micro_batch * seq);
+        check_fp8(config);
         if (!trap_.empty()) trap = trap_names().at(trap_);
         if (trap == ExpertTrap::weights_from_biased && !config.experts.selection_bias)
             user_error("--trap weights-from-biased: only with --balance bias there is a bias");
         if (trap == ExpertTrap::groups_masked_with_0 &&
             config.experts.router.top_groups == config.experts.router.groups)
             user_error("--trap groups-masked-with-0: no group is masked; see --groups");
+        if (trap == ExpertTrap::scales_of_neighbour && !experts.fp8_rows())
+            user_error("--trap scales-of-neighbour: rows have no scales; see --dispatch-dtype");
         const bool needs_loss =
             trap == ExpertTrap::softmax_twice || trap == ExpertTrap::aux_times_micro_batches;
         if (needs_loss && !experts.has_loss())
@@ -84,6 +93,20 @@ struct Chapter {
     }
 
 private:
+    void check_fp8(const LlamaConfig& config) const {
+        if (!experts.fp8_rows()) return;
+        const char* const name = dispatch_dtype_names[int(experts.dispatch_dtype)];
+        if (config.hidden % ops::packed_block != 0)
+            user_error("--dispatch-dtype {}: {} numbers share a scale, and a row has {}", name,
+                       ops::packed_block, config.hidden);
+        if (experts.dispatch == Dispatch::plain)
+            user_error("--dispatch-dtype {}: --dispatch plain sends rows as they are", name);
+        if (experts.overlap == ExpertOverlap::chunks)
+            user_error(
+                "--dispatch-dtype {}: with --overlap chunks rows come back to the memory that "
+                "they left, so they have one size; --overlap batches",
+                name);
+    }
     static const std::map<std::string, ExpertTrap>& trap_names() {
         static const std::map<std::string, ExpertTrap> names{
             {"groups-masked-with-0", ExpertTrap::groups_masked_with_0},
@@ -92,7 +115,8 @@ private:
             {"experts-summed-over-ep", ExpertTrap::experts_summed_over_ep},
             {"experts-divided-by-ep", ExpertTrap::experts_divided_by_ep},
             {"norm-without-experts", ExpertTrap::norm_without_experts},
-            {"aux-times-micro-batches", ExpertTrap::aux_times_micro_batches}};
+            {"aux-times-micro-batches", ExpertTrap::aux_times_micro_batches},
+            {"scales-of-neighbour", ExpertTrap::scales_of_neighbour}};
         return names;
     }
     ExpertChoices choices_{experts};

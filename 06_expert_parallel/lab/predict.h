@@ -8,6 +8,7 @@
 //     T k h e (n-1)/n     in each of the four all-to-alls (--dispatch expert)
 //     T h e (n - 1) p     with one copy a rank, p = 1 - C(E - E/n, k) / C(E, k) (--dispatch rank)
 //
+// (in fp8 a dispatch sends h + h/32 bytes a row instead of h e; --dispatch-dtype).
 // (with a capacity, T k is the number of all places). The exact number follows from the actual
 // counts (dispatch_statistics.h), and equals the measured one.
 //
@@ -142,7 +143,12 @@ inline void add_balanced_rows(PredictedCommunication& step_communication, const 
     const ExpertsConfig& e = shape.config.experts;
     const int64_t chunks = o.chunks_here(), forwards = micro_batches * forwards_of(shape, o),
                   passes = forwards + micro_batches, even = even_rows(e, o, tokens);
-    const double row = double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype)),
+    const auto bytes = [&](bool fp8) {
+        return double(travelling_bytes(shape.config.hidden, shape.model.dtype, fp8));
+    };
+    // Of all transfers of a row, there and back.
+    const double row = double(forwards) * (bytes(o.fp8_rows()) + bytes(false)) +
+                       double(micro_batches) * (bytes(o.fp8_gradients()) + bytes(false)),
                  away = expected_rows_away(e, o, tokens);
     if (o.dispatch == Dispatch::rank)  // counts
         step_communication.add(ep, Collective::all_gather, forwards, forwards * o.ep * o.ep * 4);
@@ -151,8 +157,7 @@ inline void add_balanced_rows(PredictedCommunication& step_communication, const 
                                forwards * chunks * e.count * 4);
     step_communication.add(
         ep, Collective::all_to_all,
-        {2 * passes * chunks, std::llround(std::min(double(2 * passes) * double(even) * row, 9e18)),
-         double(2 * passes) * away * row});
+        {2 * passes * chunks, std::llround(std::min(double(even) * row, 9e18)), away * row});
     if (o.dispatch != Dispatch::rank)  // weights there, and their gradients back
         step_communication.add(ep, Collective::all_to_all,
                                {passes * chunks, passes * even * 4, double(passes) * away * 4});

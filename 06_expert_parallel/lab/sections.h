@@ -30,6 +30,7 @@ inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, i
                     ranks / o.ep, format_count(config.experts.count / o.ep, "expert"));
     if (o.ep > 1)
         words += fmt::format(", one copy of a row for each {}", dispatch_names[int(o.dispatch)]);
+    if (o.fp8_rows()) words += fmt::format(" in {}", dispatch_dtype_names[int(o.dispatch_dtype)]);
     if (o.chunks_here() > 1) words += fmt::format(", in {} chunks", o.chunks);
     if (o.max_nodes > 0) words += fmt::format(", at most {}", format_count(o.max_nodes, "node"));
     std::string more;
@@ -123,6 +124,12 @@ inline void report_experts(Report& report, const Options& options, const StepSha
                           100 * double(here.dropped) / double(here.choices)));
         report.value("experts", "dropped", double(here.dropped));
         report.value("experts", "choices", double(here.choices));
+    }
+    if (o.fp8_rows()) {
+        print(fmt::format("  rows in fp8 in step 1: off by {:.4f} of their length, at most {:.4f}",
+                          seen.rounding().mean(), seen.rounding().largest));
+        report.value("experts", "fp8_error", seen.rounding().mean());
+        report.value("experts", "largest_fp8_error", seen.rounding().largest);
     }
     if (o.ep == 1) return;
     const double steps = double(options.steps),

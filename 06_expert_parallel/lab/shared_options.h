@@ -132,6 +132,7 @@ public:
     // Checks the options that depend on the model and on the `tokens` that a rank routes of a
     // micro-batch, and completes them.
     void check(const Options& options, const LlamaConfig& config, int64_t tokens) {
+        options.refuse_recompute_by_layer();
         experts_.aux = config.experts.aux.value_or(experts_.aux);
         experts_.aux_coefficient = config.experts.aux_coefficient;
         experts_.node_size = options.node_size;

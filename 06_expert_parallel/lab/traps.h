@@ -19,6 +19,7 @@ enum class ExpertTrap {
     experts_divided_by_ep,    // they are divided by ep, as if they were means
     norm_without_experts,     // the norm that clips counts only this rank's experts
     aux_times_micro_batches,  // each micro-batch adds the whole auxiliary loss
+    scales_of_neighbour,      // a row in fp8 travels with the scales of the row before it
 };
 
 // A router that makes one of the first three mistakes, or the last one. It runs on the host, since
@@ -86,6 +87,20 @@ inline void spoil_routers(ExpertParallel& experts, const LlamaConfig& config,
     experts.make_router = [=](ParameterList& list, const ModulePath& block, LoadBalance& balance) {
         return std::make_unique<TrappedRouter>(list, block, config, options, balance, trap,
                                                accumulated);
+    };
+}
+
+// Call it when all other observers are set.
+inline void spoil_packed_rows(ExpertParallel& experts, ExpertTrap trap) {
+    if (trap != ExpertTrap::scales_of_neighbour) return;
+    experts.see_packed = [before = experts.see_packed](const Tensor& rows, const Tensor& packed) {
+        if (before) before(rows, packed);
+        std::vector<char> bytes(size_t(packed.bytes()));
+        packed.copy_to_host(bytes.data());
+        const int64_t h = rows.cols(), row = packed.bytes() / rows.rows();
+        for (int64_t n = rows.rows() - 1; n > 0; --n)
+            std::copy_n(&bytes[size_t((n - 1) * row + h)], row - h, &bytes[size_t(n * row + h)]);
+        Tensor(packed).copy_from_host(bytes.data());
     };
 }
 

@@ -160,9 +160,7 @@ void adamw_any(const std::vector<AdamWAnyItem>& items, const Tensor& squared_nor
     const AdamWCost cost = adamw_any_cost(items, s);
     OpSpan span("adamw", cost.flops, cost.bytes);
     if (skip && *skip.as<int32_t>() != 0) return;
-    double clip = 1;
-    if (s.max_norm > 0)
-        clip = std::min(1.0, s.max_norm / (std::sqrt(*squared_norm.as<double>()) + 1e-6));
+    const double clip = clip_factor(squared_norm, s.max_norm);
     for (const AdamWAnyItem& item : items) update(item, adamw_factors(s, item.weight_decay, clip));
 }
 

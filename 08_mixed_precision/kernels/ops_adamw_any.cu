@@ -179,8 +179,7 @@ __global__ void __launch_bounds__(threads)
     const int64_t chunk = blockIdx.x;
     const int index = item_of_chunk(items, item_count, chunk);
     const Item& item = items[index];
-    const float clip =
-        f.max_norm > 0 ? float(fmin(1.0, f.max_norm / (sqrt(*squared_norm) + 1e-6))) : 1.0f;
+    const float clip = clip_factor(squared_norm, f.max_norm);
     const int64_t begin = (chunk - item.first_chunk) * chunk_size,
                   count = min(chunk_size, item.count - begin);
     const float master_scale = scale_of(item.master), m_scale = scale_of(item.m),

@@ -15,7 +15,7 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
     const Mesh mesh(world, {{"dp", world.size()}});
     const int64_t sequences = sequences_of_step(options, world.size());
     const TokenFile file(options.data_path(), shape.config.vocab);
-    const DataLoader loader(file, data_options(options, shape.seq));
+    const DataLoader loader(file, data_options(options, shape));
     print(fmt::format("{:.3f} M parameters, {} of {} of {} tokens, {}",
                       double(parameter_count(shape.config)) / 1e6,
                       format_count(options.steps, "step"), format_count(sequences, "sequence"),
@@ -28,11 +28,12 @@ inline bool compare_recipes(Options options, PrecisionOptions precision, StepSha
     bool ok = true;
     std::vector<LossCurve> curves;
     for (const Recipe& recipe : all_recipes()) {
-        if (recipe.fp8() && *ops::fp8_missing(group_of_tokens(recipe.products))) continue;
+        if (recipe.fp8() && !recipe.blocks() && *ops::fp8_missing(group_of_tokens(recipe.products)))
+            continue;
         PrecisionOptions chosen = precision;
         chosen.recipe = recipe;
         chosen.loss_scale.scaled = recipe.loss_scale;
-        chosen.gradient_format = recipe.products == Products::tile ? DType::e4m3 : DType::e5m2;
+        chosen.gradient_format = gradient_format_of(recipe);
         shape.model.dtype = options.dtype = recipe.activations;
         double rate = 0;
         LossCurve curve{recipe.name, {}};

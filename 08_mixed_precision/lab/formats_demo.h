@@ -29,15 +29,13 @@ inline void print_blocks() {
         int elements, element_bits, scale_bits;
         double largest, smallest;
     };
-    using formats::E4m3;
-    using E2m1 = FloatFormat<2, 1>;  // nvfp4's numbers: 0, 0.5, 1, 1.5, 2, 3, 4, 6; no NaN
-    const double e2m1_largest = std::ldexp(1.5, 2);
+    using formats::E4m3, formats::E2m1;
     print("");
     print("block format     block of   numbers   scale       bits a number   largest / smallest");
     for (const Block& b :
          {Block{"DeepSeek's tile", "e4m3", "fp32", 128, 8, 32, E4m3::largest(), E4m3::smallest()},
           Block{"mxfp8", "e4m3", "e8m0: 2^k", 32, 8, 8, E4m3::largest(), E4m3::smallest()},
-          Block{"nvfp4", "e2m1", "e4m3, fp32", 16, 4, 8, e2m1_largest, E2m1::smallest()}})
+          Block{"nvfp4", "e2m1", "e4m3, fp32", 16, 4, 8, E2m1::largest(), E2m1::smallest()}})
         print(fmt::format(
             "{:<15}  {:>8}   {:<7}   {:<10}  {:>13.2f}   {:>18.0f}", b.name, b.elements, b.element,
             b.scale, b.element_bits + double(b.scale_bits) / b.elements, b.largest / b.smallest));

@@ -39,8 +39,9 @@ struct Chapter {
             .add("--demo", demo,
                  "formats: what each can hold; rounding: to nearest and stochastically; scales: "
                  "what one outlier spoils; accumulator: sums in 14 bits; swiglu: its outliers; "
-                 "all-reduce: gradients summed in 8 bits")
-            .one_of({"formats", "rounding", "scales", "accumulator", "swiglu", "all-reduce"})
+                 "all-reduce: gradients summed in 8 bits; blocks: mxfp8's and nvfp4's errors")
+            .one_of(
+                {"formats", "rounding", "scales", "accumulator", "swiglu", "all-reduce", "blocks"})
             .excludes(training_outputs)
             .excludes({"--compare", "--estimate", "--json", "--html", "--cuda-graph"})
             .reads({"--show", "--svg"}, "its numbers are chosen to show one thing");
@@ -62,9 +63,11 @@ struct Chapter {
         for (std::string trick; std::getline(list, trick, ',');)
             if (!leave_out(recipe, trick))
                 user_error("--without {}: {}", trick,
-                           trick == "master" || trick == "scaling" || trick == "accumulation"
+                           is_trick(trick)
                                ? fmt::format("recipe {} does without it, or cannot", recipe.name)
-                               : "master, scaling or accumulation, or several with commas");
+                               : "master, scaling or accumulation; up with mxfp8; hadamard, "
+                                 "stochastic, square or last-layers with nvfp4; or several with "
+                                 "commas");
         recipe.stochastic = stochastic_;
         if (stochastic_ && (recipe.master || recipe.weights == DType::fp32))
             user_error(
@@ -80,12 +83,16 @@ struct Chapter {
 
 private:
     static const std::map<std::string, Trap>& trap_names() {
-        static const std::map<std::string, Trap> names{{"unscale-twice", Trap::unscale_twice},
-                                                       {"one-steps", Trap::one_steps},
-                                                       {"clip-scaled", Trap::clip_scaled},
-                                                       {"neighbours-scale", Trap::neighbours_scale},
-                                                       {"stale-weights", Trap::stale_weights}};
+        static const std::map<std::string, Trap> names{
+            {"unscale-twice", Trap::unscale_twice}, {"one-steps", Trap::one_steps},
+            {"clip-scaled", Trap::clip_scaled},     {"neighbours-scale", Trap::neighbours_scale},
+            {"hadamard-once", Trap::hadamard_once}, {"stale-weights", Trap::stale_weights}};
         return names;
+    }
+    static bool is_trick(const std::string& name) {
+        for (Recipe recipe : all_recipes())
+            if (leave_out(recipe, name)) return true;
+        return false;
     }
     void add_tricks(OptionList& options) {
         const auto scales_loss = [this] {
@@ -93,10 +100,11 @@ private:
             return compare || (r && r->loss_scale);
         };
         const char* const no_scale = "the recipe does not scale the loss";
-        options.add("--without", without_,
-                    "Leave out tricks of a recipe, separated by commas: master (weights in 16 bits "
-                    "are updated themselves), scaling (of the loss), accumulation (of gradients in "
-                    "fp32)");
+        options.add(
+            "--without", without_,
+            "Leave out tricks of a recipe, separated by commas: master (weights in 16 bits "
+            "are updated themselves), scaling (of the loss), accumulation (of gradients in "
+            "fp32); up (mxfp8's scales); hadamard, stochastic, square, last-layers (nvfp4)");
         options.flag("--stochastic-rounding", stochastic_,
                      "Round updated weights up or down at random, exactly on average");
         options
@@ -136,7 +144,7 @@ private:
         const char* const no_delay = "only recipe te has delayed scales";
         options.choice("--gradient-format", gradient_format_,
                        {{"e4m3", DType::e4m3}, {"e5m2", DType::e5m2}},
-                       "Of gradients in products. Default: e5m2; with tiles e4m3");
+                       "Of gradients in products. Default: e5m2; with tiles and mxfp8 e4m3");
         options
             .add("--amax-history", precision.history,
                  "Steps from whose largest magnitudes a delayed scale is taken")
@@ -197,13 +205,11 @@ private:
                        find_recipe(recipe.name)->loss_scale ? " --without scaling" : "");
     }
     void check_fp8(const Options& options, const Recipe& recipe) {
-        precision.gradient_format = gradient_format_.value_or(
-            recipe.products == Products::tile ? DType::e4m3 : DType::e5m2);
-        if (recipe.fp8())
-            only_llama(options.config(), fmt::format("--recipe {}", recipe.name));
-        const bool any = gradient_format_ || precision.fast != FastSums::by_recipe ||
-                         precision.keep_fp8 || precision.smooth || precision.powers_of_two ||
-                         precision.unfused;
+        precision.gradient_format = gradient_format_.value_or(gradient_format_of(recipe));
+        if (recipe.fp8()) only_llama(options.config(), fmt::format("--recipe {}", recipe.name));
+        const bool more = precision.fast != FastSums::by_recipe || precision.keep_fp8 ||
+                          precision.smooth || precision.powers_of_two || precision.unfused;
+        const bool any = gradient_format_ || more;
         if (!recipe.fp8() && any)
             user_error(
                 "--gradient-format, --fast-accumulation, --keep-fp8, --smooth-swiglu, "
@@ -219,14 +225,18 @@ private:
                        options.loss_chunk);
         if (const int64_t V = options.config().vocab; precision.head_fp8 && V % 16 != 0)
             user_error("--head fp8: a vocabulary of {} is no multiple of 16, as fp8 needs it", V);
-        if (recipe.plain && (any || precision.head_fp8))
+        const bool of_mx = gradient_format_ && recipe.products == Products::mx;
+        if (recipe.only_multiplies() && ((any && !of_mx) || more || precision.head_fp8))
             user_error(
                 "--gradient-format, --fast-accumulation, --keep-fp8, --smooth-swiglu, "
-                "--power-of-two-scales, --unfused, --head: recipe {} is the products alone; take "
-                "recipe tensor, which computes the same bits",
-                recipe.name);
+                "--power-of-two-scales, --unfused, --head: recipe {} is the products alone; {}",
+                recipe.name,
+                recipe.plain ? "take recipe tensor, which computes the same bits"
+                             : "of these only mxfp8 takes one, --gradient-format");
         if (!recipe.fp8()) return;
-        if (const char* missing = ops::fp8_missing(group_of_tokens(recipe.products)); *missing)
+        const char* const missing =
+            recipe.blocks() ? "" : ops::fp8_missing(group_of_tokens(recipe.products));
+        if (*missing)
             user_error("--recipe {}: {}; it can run fp32, fp16, bf16 and bf16-fp32", recipe.name,
                        missing);
         const int64_t tokens = options.micro_batch * (options.seq > 0 ? options.seq : 128);
@@ -241,9 +251,14 @@ private:
             user_error("--trap {}: recipe {} does not scale the loss", trap_, recipe.name);
         if (trap == Trap::one_steps && Communicator::world().size() == 1)
             user_error("--trap one-steps: there is one rank; start several");
-        if (trap == Trap::neighbours_scale && (!recipe.fp8() || recipe.plain))
+        const bool nvfp4 = recipe.products == Products::nvfp4;
+        if (trap == Trap::neighbours_scale && (!recipe.fp8() || recipe.plain || nvfp4))
             user_error("--trap neighbours-scale: recipe {} {}", recipe.name,
-                       recipe.plain ? "makes no mistakes; take tensor" : "has no scales");
+                       recipe.fp8() ? "does not make this mistake; take tensor or mxfp8"
+                                    : "has no scales");
+        if (trap == Trap::hadamard_once &&
+            !(nvfp4 && recipe.nvfp4.hadamard && recipe.nvfp4.stochastic))
+            user_error("--trap hadamard-once: it takes nvfp4, with hadamard and stochastic");
         if (trap == Trap::stale_weights && !is_fp8(recipe.weights))
             user_error("--trap stale-weights: recipe {} has no weights in fp8", recipe.name);
     }

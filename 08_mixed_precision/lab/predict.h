@@ -71,7 +71,8 @@ inline int64_t fp8_sum_buffer_bytes(const std::vector<int64_t>& elements, int n)
 // The activations' sizes, with what fused norms (7_fused_quantisation.h) and --keep-fp8 change.
 inline LocalSizes local_sizes(const StepShape& shape, const PrecisionOptions& o) {
     LocalSizes sizes = local_sizes(shape);
-    if (!o.recipe.fp8() || o.recipe.plain) return sizes;  // x and dy are kept as in 16 bits
+    if (!o.recipe.fp8() || o.recipe.only_multiplies())
+        return sizes;  // x and dy are kept as in 16 bits
     const double tokens = double(shape.micro_batch * shape.seq), h = double(shape.config.hidden);
     const Products products = o.recipe.products;
     // The scales of x transposed: tiles along the tokens; one for each feature; one for all.

@@ -9,13 +9,26 @@
 namespace ultrascale::mixed_precision {
 
 inline const char* products_name(Products products) {
-    const char* const names[] = {"as the activations", "e4m3, a scale a tensor",
-                                 "e4m3, a delayed scale a tensor", "e4m3, a scale a row",
-                                 "e4m3, a scale for each 1 x 128 and 128 x 128"};
+    const char* const names[] = {"as the activations",
+                                 "e4m3, a scale a tensor",
+                                 "e4m3, a delayed scale a tensor",
+                                 "e4m3, a scale a row",
+                                 "e4m3, a scale for each 1 x 128 and 128 x 128",
+                                 "e4m3, a power of two for each 32, emulated in bf16",
+                                 "e2m1, an e4m3 scale for each 16, emulated in bf16"};
     return names[int(products)];
 }
 inline std::string format_name(const std::optional<DType>& dtype) {
     return dtype ? dtype_name(*dtype) : "-";
+}
+inline std::string describe_tricks(const Nvfp4Tricks& tricks) {
+    std::string words;
+    for (const auto& [has, name] : {std::pair{tricks.hadamard, "Hadamard"},
+                                    {tricks.stochastic, "stochastic gradients"},
+                                    {tricks.square, "square blocks"},
+                                    {tricks.last_layers, "last layers in bf16"}})
+        if (has) words += (words.empty() ? "" : ", ") + std::string(name);
+    return words.empty() ? "without tricks" : words;
 }
 inline std::string describe(const PrecisionOptions& o) {
     const Recipe& r = o.recipe;
@@ -29,7 +42,10 @@ inline std::string describe(const PrecisionOptions& o) {
         words += (fits ? "; " : ";\n          ") + more;
     };
     if (r.plain) add("by plain linears");
-    if (r.fp8()) add(fmt::format("gradients {}", dtype_name(o.gradient_format)));
+    if (r.fp8() && r.products != Products::nvfp4)
+        add(fmt::format("gradients {}", dtype_name(o.gradient_format)));
+    if (!r.round_up) add("scales as OCP's");
+    if (r.products == Products::nvfp4) add(describe_tricks(r.nvfp4));
     if (r.fp8() && o.head_fp8) add("the head so, too");
     if (o.unfused) add("unfused");
     if (o.keep_fp8) add("inputs kept so");
@@ -78,6 +94,29 @@ inline void report_bytes(Report& report, const StepShape& shape, const Precision
         all / N));
     report.value("recipe", "bytes_per_parameter", double(bytes_per_parameter(r)));
     report.value("recipe", "bytes_per_parameter_in_all", all / N);
+}
+
+// Reports what the format's codes and scales of the products' operands would take, x, W and dy of
+// each layer's four products, and what their emulation does.
+inline void report_blocks(Report& report, const StepShape& shape, const Recipe& r) {
+    if (!r.blocks()) return;
+    const LlamaConfig& c = shape.config;
+    const int64_t layers = c.layers - layers_in_bf16(r, c.layers), h = c.hidden, F = c.ffn,
+                  qkv = c.q_size() + 2 * c.kv_size(), tokens = shape.micro_batch * shape.seq;
+    int64_t weights = 0, others = 0;
+    for (const auto& [out, in] : {std::pair{qkv, h}, {h, c.q_size()}, {2 * F, h}, {h, F}})
+        weights += layers * out * in, others += layers * tokens * (out + in);
+    const bool nvfp4 = r.products == Products::nvfp4;
+    const auto format = nvfp4 ? ops::BlockFormat::nvfp4 : ops::BlockFormat::mx_e4m3;
+    const auto square = nvfp4 && r.nvfp4.square ? ops::BlockShape::square : ops::BlockShape::row;
+    const double bytes = (double(others) * ops::block_bits(format) +
+                          double(weights) * ops::block_bits(format, square)) /
+                         8;
+    print(fmt::format("  x, W and dy of {} in {} would take {}; emulated in bf16 they take {}",
+                      format_count(layers, "layer"), r.name, format_bytes(bytes),
+                      format_bytes(2.0 * double(weights + others))));
+    report.value("blocks", "format_bytes", bytes);
+    report.value("blocks", "emulated_bytes", 2.0 * double(weights + others));
 }
 
 // Reports the loss scale and the steps that it cost.
@@ -136,7 +175,7 @@ inline void print_estimate(const Options& options, const PrecisionOptions& preci
     const Mesh mesh(world, {{"dp", world.size()}});
     Fp8Linears linears(precision);
     ModuleFactories factories = default_factories(shape.config, shape.model);
-    linears.add_to(factories);
+    linears.add_to(factories, shape.config.layers);
     Llama model(shape.config, shape.model, factories, Stage::whole(shape.config));
     Report report("08_mixed_precision", options, shape, 0);
     report.configuration(sequences_of_step(options, world.size()), "");

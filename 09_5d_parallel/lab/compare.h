@@ -128,7 +128,7 @@ private:
         const Prediction step_prediction = predict(all);
         check_fits_everywhere(predict_balanced(all).memory, memory_limit(), needs_less);
         all.updates->start();
-        const DataLoader loader(file_, data_options(options, shape_.seq));
+        const DataLoader loader(file_, data_options(options, shape_));
         const DataSlice slice = all.data_slice();
         WatchedDocuments documents(all);
         const std::unique_ptr<ExpertRun> experts =

@@ -165,14 +165,13 @@ struct Chapter {
         options.only_if([&t] { return t.axes.tp > 1; }, "--tp 1: every rank has whole layers",
                         [&] { tensor_parallel::add_options(options, t.tensor, "--tp-"); });
         // --plan searches all sizes of the axes that are not given.
-        options.only_if(
-            [this] { return techniques.axes.cp > 1 || planner.plan; },
-            "--cp 1: every rank has whole sequences",
-            [&] {
-                context_parallel::add_options(options, t.context, layout)
-                    .only_if([&] { return can_run_backward(t.context, shared.document_token); },
-                             why_restarted);
-            });
+        options.only_if([this] { return techniques.axes.cp > 1 || planner.plan; },
+                        "--cp 1: every rank has whole sequences",
+                        [&] {
+                            context_parallel::add_options(options, t.context, layout)
+                                .only_if([&] { return can_run_backward(t.context, shared); },
+                                         why_restarted);
+                        });
         options.only_if([this] { return techniques.axes.pp > 1 || planner.plan; },
                         "--pp 1: one rank has all layers",
                         [&] { pipeline::add_options(options, t.schedule, t.sizes, t.split); });
@@ -206,7 +205,7 @@ struct Chapter {
 
     LlamaConfig config(const Options& options) {
         techniques.experts.ep = compare ? Communicator::world().size() : techniques.axes.ep;
-        if (options.document_token >= 0) techniques.context.backward = RingBackward::restarted;
+        if (leaves_keys_out(options)) techniques.context.backward = RingBackward::restarted;
         return experts.config(options);
     }
     bool imagines_ranks() const { return planner.imagines_ranks(); }
@@ -230,7 +229,7 @@ struct Chapter {
         const Axes& axes = t.axes;
         if (!order.empty()) t.axes.set_order(order);
         complete(t, ranks(), layout);
-        context_parallel::check_documents(t.context, options.document_token);
+        context_parallel::check_masks(t.context, options);
         tensor_parallel::complete(t.tensor, options.recompute);
         check_length(t, shape);  // before the experts' own check, which recommends no length
         complete_experts(options, shape);

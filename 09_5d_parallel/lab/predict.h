@@ -50,9 +50,8 @@ inline AttentionMemory attention_memory(const Composition& c, int micro_batch = 
     const auto seen = documents.find(micro_batch);
     if (seen != documents.end()) return seen->second;
     const ContextOptions& o = c.techniques.context;
-    const RingPlan ring(SequenceCut(o.layout, o.ring_degree(), c.shape.seq), o.bidirectional,
-                        nullptr);
-    return attention_memory(c.local_heads_shape, o, ring, c.context.ring_rank());
+    return attention_memory(c.local_heads_shape, o, plan_without_documents(c.shape, o),
+                            c.context.ring_rank());
 }
 
 // The buffers of a layer's own communication, in bytes.

@@ -47,6 +47,7 @@ inline void check_known(const Options& options, const Techniques& t) {
         user_error("--schedule {}: the planner knows 1f1b and interleaved", t.schedule);
     if (t.experts.overlap != ExpertOverlap::none && t.experts.overlap != ExpertOverlap::batches)
         user_error("--ep-overlap: the planner knows none and batches");
+    options.refuse_recompute_by_layer();
     if (options.recompute == Recompute::selective)
         user_error(
             "--recompute selective: attention in tiles, which the planner plans with, keeps no T x "

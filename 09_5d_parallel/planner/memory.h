@@ -228,9 +228,8 @@ private:
             const Techniques t = plan.techniques();
             StepShape heads = with_heads_of(shape_, int(plan.tp), 0);
             heads.micro_batch = plan.micro_batch;
-            const RingPlan ring(SequenceCut(o.layout, t.context.ring_degree(), shape_.seq),
-                                o.bidirectional, nullptr);
-            memory = attention_memory(heads, t.context, ring, 0);
+            memory =
+                attention_memory(heads, t.context, plan_without_documents(shape_, t.context), 0);
         }
         return attention_.emplace(key, memory).first->second;
     }

@@ -6,7 +6,8 @@
 //      s   | 0             | m                    (-1)^s 2^(1 - bias) 0.m        subnormal, or zero
 //      s   | e             | m                    (-1)^s 2^(e - bias) 1.m        bias = 2^(E-1) - 1
 //      s   | all ones      | 0, else              infinity, NaN (IEEE 754)
-//      s   | all ones      | all ones             NaN; all other m are numbers (`finite`)
+//      s   | all ones      | all ones             NaN; all other m are numbers (Codes::one_nan)
+//      s   | all ones      | m                    a number, as of any exponent (Codes::numbers)
 //
 // The codes of positive numbers are in the order of the numbers: the next larger number has the
 // next code, even from the largest subnormal to the smallest normal number, and from a full
@@ -14,7 +15,7 @@
 // no special case.
 //
 // Micikevicius et al. 2022, FP8 Formats for Deep Learning (arXiv 2209.05433); e5m6: DeepSeek-AI
-// 2024, DeepSeek-V3 Technical Report, section 3.3.3.
+// 2024, DeepSeek-V3 Technical Report, section 3.3.3; e2m1: OCP's Microscaling Formats 1.0.
 #pragma once
 
 #include <bit>
@@ -26,8 +27,12 @@ namespace ultrascale {
 // infinite: to infinity, or to NaN if the format has no infinity. NaN stays NaN.
 enum class Overflow { saturate, infinite };
 
-// `finite`: only the very last code is NaN, and there is no infinity (OCP's e4m3, "fn").
-template <int exponent, int mantissa, bool finite = false>
+// What the last exponent's codes stand for. ieee: infinity and NaN. one_nan: only the very last
+// code is NaN, and there is no infinity (OCP's e4m3, "fn"). numbers: there is neither, and NaN is
+// rounded as if it were too large (e2m1).
+enum class Codes { ieee, one_nan, numbers };
+
+template <int exponent, int mantissa, Codes codes = Codes::ieee>
 struct FloatFormat {
     static constexpr int exponent_bits = exponent, mantissa_bits = mantissa,
                          bits = 1 + exponent + mantissa, bias = (1 << (exponent - 1)) - 1,
@@ -35,15 +40,18 @@ struct FloatFormat {
     // Codes without the sign. NaN is written with all ones, as NVIDIA's conversions write it.
     static constexpr uint32_t nan = (uint32_t(1) << (exponent + mantissa)) - 1,
                               infinity = nan >> mantissa << mantissa,  // if the format has it
-        largest_code = finite ? nan - 1 : infinity - 1, sign = uint32_t(1) << (bits - 1);
+        sign = uint32_t(1) << (bits - 1);
+    static constexpr uint32_t largest_code = codes == Codes::ieee      ? infinity - 1
+                                             : codes == Codes::one_nan ? nan - 1
+                                                                       : nan;
 
     // The value of a code; exact.
     static constexpr float decode(uint32_t code) {
         const uint32_t magnitude = code & nan, top = code & sign ? 0x80000000u : 0;
         const uint32_t exponent_field = magnitude >> mantissa;
-        if (finite ? magnitude == nan : magnitude > infinity)
-            return std::bit_cast<float>(top | 0x7fffffffu);
-        if (!finite && magnitude == infinity) return std::bit_cast<float>(top | 0x7f800000u);
+        if (magnitude > largest_code)
+            return std::bit_cast<float>(
+                top | (codes == Codes::ieee && magnitude == infinity ? 0x7f800000u : 0x7fffffffu));
         if constexpr (exponent == 8)  // fp32's own exponent, subnormals included
             return std::bit_cast<float>(top | magnitude << (23 - mantissa));
         if (exponent_field == 0) {  // 0.m 2^(1 - bias) = m 2^(1 - bias - mantissa)
@@ -109,8 +117,11 @@ private:
         const uint32_t u = std::bit_cast<uint32_t>(x);
         uint32_t code = (uint32_t(p.power - smallest_exponent) << mantissa) + rounded;
         if (code > largest_code)
-            code = overflow == Overflow::saturate ? largest_code : (finite ? nan : infinity);
-        if ((u & 0x7fffffffu) > 0x7f800000u || code == nan) return nan;  // without a sign
+            code = overflow == Overflow::saturate ? largest_code
+                   : codes == Codes::ieee         ? infinity
+                                                  : nan;
+        if (codes != Codes::numbers && ((u & 0x7fffffffu) > 0x7f800000u || code == nan))
+            return nan;  // without a sign
         return code | (u >> 31 << (bits - 1));
     }
 };
@@ -122,7 +133,8 @@ using Bf16 = FloatFormat<8, 7>;
 using Fp16 = FloatFormat<5, 10>;
 using E5m6 = FloatFormat<5, 6>;
 using E5m2 = FloatFormat<5, 2>;
-using E4m3 = FloatFormat<4, 3, true>;
+using E4m3 = FloatFormat<4, 3, Codes::one_nan>;
+using E2m1 = FloatFormat<2, 1, Codes::numbers>;  // 0, 0.5, 1, 1.5, 2, 3, 4, 6
 }  // namespace formats
 
 }  // namespace ultrascale

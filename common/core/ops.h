@@ -94,14 +94,16 @@ void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor
 // ---- attention ----------------------------------------------------------------------------------
 // Which keys a query may attend to. In the whole sequence, query i is at position q_offset + i *
 // stride and key j at k_offset + j * stride (stride n: every n-th token, as in striped layouts).
-// With `causal`, a query attends to keys up to its own position. document_starts (B, Tq) int32, if
-// given, holds for each query the first position of its document in the whole sequence; earlier
-// keys are masked.
+// With `causal`, a query attends to keys up to its own position, and to all of the sequence's first
+// `prefix` ones, even to later ones than its own. document_starts (B, Tq) int32, if given, has for
+// each query the first position in the whole sequence that it sees, its document's or that of its
+// sliding window; earlier keys are masked.
 struct AttentionMask {
     bool causal = true;
     int64_t q_offset = 0, k_offset = 0;
     Tensor document_starts;
     int64_t stride = 1;
+    int64_t prefix = 0;
 };
 // o (B, Tq, H, D) = softmax(q k^T / sqrt(D)) v with q (B, Tq, H, D), k and v (B, Tk, K, D), where H
 // is a multiple of K; lse (B, H, Tq) fp32 is the log-sum-exp of each row's scores. It works in

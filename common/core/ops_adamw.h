@@ -2,11 +2,18 @@
 // kernels/.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "ops.h"
 
 namespace ultrascale::ops {
+
+// What clipping to the global norm max_norm (0: none) multiplies a gradient by, on the host.
+inline double clip_factor(const Tensor& squared_norm, double max_norm) {
+    if (max_norm <= 0) return 1;
+    return std::min(1.0, max_norm / (std::sqrt(*squared_norm.as<double>()) + 1e-6));
+}
 
 // The constants that the update of one element needs, worked out from the settings.
 struct AdamWFactors {

@@ -57,9 +57,7 @@ AdamWCost adamw_cost(const std::vector<AdamWItem>& items, const AdamWSettings& s
 
 void adamw_on_host(const std::vector<AdamWItem>& items, const Tensor& squared_norm,
                    const AdamWSettings& s) {
-    double clip = 1;
-    if (s.max_norm > 0)
-        clip = std::min(1.0, s.max_norm / (std::sqrt(*squared_norm.as<double>()) + 1e-6));
+    const double clip = clip_factor(squared_norm, s.max_norm);
     for (const AdamWItem& item : items) {
         const AdamWFactors factors = adamw_factors(s, item.weight_decay, clip);
         with_type(item.value.dtype(), [&]<class V>(V) {

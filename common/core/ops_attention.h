@@ -15,6 +15,10 @@ inline int64_t shift_in_keys(const AttentionMask& mask) {
     check(mask.stride >= 1, "attention: the mask's stride is at least 1");
     return divide_down(mask.q_offset - mask.k_offset, mask.stride);
 }
+// With `causal`, every query sees these first keys.
+inline int64_t prefix_in_keys(const AttentionMask& mask) {
+    return std::max<int64_t>(-divide_down(mask.k_offset - mask.prefix, mask.stride), 0);
+}
 
 // A dQ that stays open between blocks of keys, in the form in which Hopper's kernels add to it
 // (cuda/attention/attention_wgmma_sums.cuh).

@@ -18,4 +18,9 @@ inline ListSizes list_sizes(const std::vector<Tensor>& xs, const char* wrong) {
     return sizes;
 }
 
+// Fails with this message unless all tensors have as many elements as the first one.
+inline void check_sizes(const char* sizes_differ, const std::vector<Tensor>& tensors) {
+    for (const Tensor& tensor : tensors) check(tensor.numel() == tensors[0].numel(), sizes_differ);
+}
+
 }  // namespace ultrascale::ops

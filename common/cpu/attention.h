@@ -38,6 +38,7 @@ public:
           Tq_(n.Tq),
           Tk_(n.Tk),
           shift_(shift_in_keys(mask)),
+          prefix_(prefix_in_keys(mask)),
           k_offset_(mask.k_offset),
           stride_(mask.stride),
           starts_(mask.document_starts ? mask.document_starts.as<int32_t>() : nullptr) {
@@ -45,7 +46,7 @@ public:
               "attention: document_starts is (B, Tq)");
     }
     KeyRange operator()(int64_t b, int64_t i) const {
-        const int64_t end = causal_ ? std::clamp<int64_t>(shift_ + i + 1, 0, Tk_) : Tk_;
+        const int64_t end = causal_ ? std::min(std::max(shift_ + i + 1, prefix_), Tk_) : Tk_;
         const int64_t begin = starts_ ? first_key(starts_[b * Tq_ + i]) : 0;
         return {std::min(begin, end), end};
     }
@@ -66,7 +67,7 @@ private:
         return std::max<int64_t>(stride_ == 1 ? further : -divide_down(-further, stride_), 0);
     }
     bool causal_;
-    int64_t B_, Tq_, Tk_, shift_;
+    int64_t B_, Tq_, Tk_, shift_, prefix_;
     int64_t k_offset_, stride_;
     const int32_t* starts_;
 };

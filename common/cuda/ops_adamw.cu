@@ -82,8 +82,7 @@ __global__ void __launch_bounds__(threads)
     update_items(const Item* items, int item_count, const double* squared_norm, Factors f) {
     const int64_t chunk = blockIdx.x;
     const Item item = items[item_of_chunk(items, item_count, chunk)];
-    const float clip =
-        f.max_norm > 0 ? float(fmin(1.0, f.max_norm / (sqrt(*squared_norm) + 1e-6))) : 1.0f;
+    const float clip = clip_factor(squared_norm, f.max_norm);
     const int64_t begin = (chunk - item.first_chunk) * chunk_size,
                   count = min(chunk_size, item.count - begin);
     V* value = static_cast<V*>(item.value) + begin;

@@ -67,6 +67,10 @@ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); 
 __device__ inline float to_float(__half x) { return __half2float(x); }
 __device__ inline float to_float(__nv_fp8_e4m3 x) { return float(x); }
 __device__ inline float to_float(__nv_fp8_e5m2 x) { return float(x); }
+// What clipping to the global norm max_norm (0: none) multiplies a gradient by.
+__device__ inline float clip_factor(const double* squared_norm, double max_norm) {
+    return max_norm > 0 ? float(fmin(1.0, max_norm / (sqrt(*squared_norm) + 1e-6))) : 1.0f;
+}
 template <class T>
 __device__ T from_float(float x);
 template <>

@@ -76,8 +76,8 @@ std::string config_json(const LlamaConfig& c, DType dtype) {
         rope["rope_theta"] = c.rope_theta;
     }
     ordered_json config = {
-        {"architectures", {"LlamaForCausalLM"}},
-        {"model_type", "llama"},
+        {"architectures", {c.window > 0 ? "MistralForCausalLM" : "LlamaForCausalLM"}},
+        {"model_type", c.window > 0 ? "mistral" : "llama"},
         {"vocab_size", c.vocab},
         {"hidden_size", c.hidden},
         {"intermediate_size", c.ffn},
@@ -103,15 +103,20 @@ std::string config_json(const LlamaConfig& c, DType dtype) {
         {"use_cache", true},
     };
     if (c.latent) write_latent(config, c);
+    if (c.window > 0) config["sliding_window"] = c.window;
     if (c.experts.count > 0) write_experts(config, c);
     return config.dump(2) + "\n";
 }
 
 static std::string read_model_type(const Fields& fields) {
     static constexpr std::pair<const char*, const char*> supported[] = {
-        {"llama", "LlamaForCausalLM"},           {"gpt2", "GPT2LMHeadModel"},
-        {"mixtral", "MixtralForCausalLM"},       {"qwen3_moe", "Qwen3MoeForCausalLM"},
-        {"deepseek", "DeepseekForCausalLM"},     {"deepseek_v2", "DeepseekV2ForCausalLM"},
+        {"llama", "LlamaForCausalLM"},
+        {"mistral", "MistralForCausalLM"},
+        {"gpt2", "GPT2LMHeadModel"},
+        {"mixtral", "MixtralForCausalLM"},
+        {"qwen3_moe", "Qwen3MoeForCausalLM"},
+        {"deepseek", "DeepseekForCausalLM"},
+        {"deepseek_v2", "DeepseekV2ForCausalLM"},
         {"deepseek_v3", "DeepseekV3ForCausalLM"}};
     const json *type = fields.find("model_type"), *architectures = fields.find("architectures");
     if (!type && !architectures) user_error("{}: lacks the field \"model_type\"", fields.where());
@@ -124,8 +129,8 @@ static std::string read_model_type(const Fields& fields) {
         user_error("{}: architectures = {} is not supported", fields.where(),
                    printable(architectures->dump()));
     user_error(
-        "{}: model_type = {} is not supported; \"llama\", \"gpt2\", \"mixtral\", \"qwen3_moe\", "
-        "\"deepseek\", \"deepseek_v2\" and \"deepseek_v3\" are",
+        "{}: model_type = {} is not supported; \"llama\", \"mistral\", \"gpt2\", \"mixtral\", "
+        "\"qwen3_moe\", \"deepseek\", \"deepseek_v2\" and \"deepseek_v3\" are",
         fields.where(), printable(type->dump()));
 }
 
@@ -138,9 +143,10 @@ struct ModelDefaults {
 };
 static const ModelDefaults& defaults_of(const std::string& model_type) {
     static constexpr ModelDefaults all[] = {
-        {"llama", 0, 2048, 1e-6, 10000},       {"deepseek", 0, 2048, 1e-6, 10000},
-        {"deepseek_v2", 0, 2048, 1e-6, 10000}, {"deepseek_v3", 0, 4096, 1e-6, 10000},
-        {"mixtral", 8, 131072, 1e-5, 1e6},     {"qwen3_moe", 4, 32768, 1e-6, 10000}};
+        {"llama", 0, 2048, 1e-6, 10000},       {"mistral", 8, 131072, 1e-6, 10000},
+        {"deepseek", 0, 2048, 1e-6, 10000},    {"deepseek_v2", 0, 2048, 1e-6, 10000},
+        {"deepseek_v3", 0, 4096, 1e-6, 10000}, {"mixtral", 8, 131072, 1e-5, 1e6},
+        {"qwen3_moe", 4, 32768, 1e-6, 10000}};
     return *std::ranges::find(all, model_type, &ModelDefaults::model_type);
 }
 
@@ -197,6 +203,18 @@ static void understand_harmless(const Fields& fields) {
     unless("pruned_heads", json::object()), unless("chunk_size_feed_forward", 0);
 }
 
+// All layers have the window, or if it is null none has one. Where it is absent, transformers takes
+// 4096. layer_types may say it again, layer by layer.
+static void read_window(const Fields& fields, const json& object, LlamaConfig& config) {
+    const bool is_absent = !object.contains("sliding_window");
+    config.window = fields.integer("sliding_window", is_absent ? 4096 : 0);
+    const json all = json::array_t(size_t(std::clamp<int64_t>(config.layers, 0, 100'000)),
+                                   config.window > 0 ? "sliding_attention" : "full_attention");
+    if (const json* types = fields.find("layer_types"); types && *types != all)
+        user_error("{}: layer_types: layers with different windows are not supported",
+                   fields.where());
+}
+
 // Reads what the model_types other than "gpt2" have.
 static LlamaConfig read_llama(const Fields& fields, const json& object,
                               const std::string& model_type, std::vector<std::string>* unknown) {
@@ -230,7 +248,8 @@ static LlamaConfig read_llama(const Fields& fields, const json& object,
     config.tied = fields.flag("tie_word_embeddings");
     config.norm_eps = fields.number("rms_norm_eps", defaults.norm_eps);
     config.max_positions = fields.integer("max_position_embeddings", defaults.max_positions);
-    if (model_type != "llama") read_experts(fields, model_type, config);
+    if (model_type == "mistral") read_window(fields, object, config);
+    if (model_type != "llama" && model_type != "mistral") read_experts(fields, model_type, config);
     read_rope(fields, config, defaults.rope_theta, unknown);
     return config;
 }

@@ -106,7 +106,7 @@ void read_experts(const Fields& fields, const std::string& model_type, LlamaConf
     read_balance(fields, model_type, e);
     if (model_type.starts_with("deepseek")) return read_deepseek(fields, model_type, e);
     if (model_type == "mixtral") {
-        fields.only("sliding_window", nullptr);
+        config.window = fields.integer("sliding_window", 0);
         fields.only("router_jitter_noise", 0.0);
         e.ffn = config.ffn;
         return;
@@ -142,7 +142,7 @@ void write_experts(ordered_json& config, const LlamaConfig& c) {
         config["num_local_experts"] = e.count;
         config["intermediate_size"] = e.ffn;
         config["router_jitter_noise"] = 0.0;
-        config["sliding_window"] = nullptr;
+        if (c.window == 0) config["sliding_window"] = nullptr;
         return;
     }
     config["moe_intermediate_size"] = e.ffn;

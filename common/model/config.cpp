@@ -165,6 +165,13 @@ void validate(const LlamaConfig& c) {
         user_error("config: a GPT-2 has as many key-value heads as heads, and no experts");
     if (c.latent) validate_latent(c);
     if (c.experts.count != 0) validate_experts(c);
+    if (c.window < 0) user_error("config: sliding_window = {} is negative", c.window);
+    if (const std::string type = model_type(c);
+        c.window > 0 && type != "mistral" && type != "mixtral")
+        user_error(
+            "config: a sliding window goes with a Llama (then it is a Mistral) or a Mixtral; "
+            "the config.json of a {} cannot say that it has one for all layers",
+            type);
     if (c.head_norms && std::string(model_type(c)) != "qwen3_moe")
         user_error(
             "config: norms of q's and k's heads go only with Qwen 3's router: softmax, no groups, "
@@ -209,6 +216,12 @@ int64_t active_parameter_count(const LlamaConfig& c) {
     return count_parameters(c, c.experts.router.top_k);
 }
 
+double attended_pairs(const LlamaConfig& c, int64_t tokens) {
+    const double T = double(tokens), P = double(c.prefix),
+                 hidden = c.window > 0 ? std::max(T - double(c.window), 0.0) : 0;
+    return (T * (T + 1) - hidden * (hidden + 1) + (P > 0 ? P * (P - 1) : 0)) / 2;
+}
+
 const char* model_type(const LlamaConfig& c) {
     const ExpertsConfig& e = c.experts;
     const ops::RouterSettings& r = e.router;
@@ -218,7 +231,7 @@ const char* model_type(const LlamaConfig& c) {
                         !r.renormalise && r.groups == 1;
         return v2 ? "deepseek_v2" : "deepseek_v3";
     }
-    if (e.count == 0) return "llama";
+    if (e.count == 0) return c.window > 0 ? "mistral" : "llama";
     if (r.score != ops::RouterScore::softmax || r.groups != 1 || r.scaling != 1 ||
         e.selection_bias || e.shared > 0)
         return "deepseek";

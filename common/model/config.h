@@ -52,6 +52,10 @@ struct LlamaConfig {
     int64_t max_positions = 2048;
     int64_t default_seq = 2048;  // used when --seq is not given
     bool head_norms = false;     // an RMSNorm for each head of q and of k before RoPE (Qwen 3)
+    // Attention's masks. window: a token sees so many keys, its own and those before it (Mistral's
+    // sliding_window; 0: all). prefix: so many first tokens of a sequence also see each other's
+    // later ones (a prefix-LM; 0: none). config.json has no field for it.
+    int64_t window = 0, prefix = 0;
     ExpertsConfig experts = {};
     // A GPT-2 (gpt.h) instead of a Llama. It has max_positions learned positions.
     bool gpt = false;
@@ -86,10 +90,15 @@ int64_t parameter_count(const LlamaConfig& config);
 // The parameters that one token uses: those of only k of the E experts.
 int64_t active_parameter_count(const LlamaConfig& config);
 
-// "llama", "gpt2", "mixtral", "qwen3_moe", "deepseek", "deepseek_v2" or "deepseek_v3": the
-// model_type of its config.json. A model with experts that is neither Mixtral's nor Qwen 3's is
-// written as DeepSeek's; with latent attention as DeepSeek-V2's or V3's, which differ in the
-// router.
+// The pairs of a query and a key that it sees in a sequence of T tokens (documents may hide some of
+// them): the causal ones, without those behind the window, and with those inside the prefix:
+//   T (T + 1) / 2 - (T - W) (T - W + 1) / 2 + P (P - 1) / 2
+double attended_pairs(const LlamaConfig& config, int64_t T);
+
+// "llama", "mistral" (with a window), "gpt2", "mixtral", "qwen3_moe", "deepseek", "deepseek_v2" or
+// "deepseek_v3": the model_type of its config.json. A model with experts that is neither Mixtral's
+// nor Qwen 3's is written as DeepSeek's; with latent attention as DeepSeek-V2's or V3's, which
+// differ in the router.
 const char* model_type(const LlamaConfig& config);
 // The names that this model_type gives to a layer's experts: "model.layers.3.BLOCK.gate.weight",
 // "model.layers.3.BLOCK.experts.5.GATE.weight", and the latter also with "up" and "down". Shared

@@ -64,17 +64,18 @@ ModuleFactories default_factories(const LlamaConfig& config, const ModelOptions&
         Parameter *q = weight("q_norm"), *k = weight("k_norm");
         return std::make_unique<HeadNorms>(q, k, float(config.norm_eps));
     };
-    factories.attention = [options](const ModulePath&) -> std::unique_ptr<AttentionCore> {
+    factories.attention = [options](const ModulePath& path) -> std::unique_ptr<AttentionCore> {
         if (options.attention == AttentionKind::flash) return std::make_unique<FlashAttention>();
-        return std::make_unique<NaiveAttention>(options.recompute == Recompute::selective);
+        return std::make_unique<NaiveAttention>(options.recompute.of(path.layer) ==
+                                                Recompute::selective);
     };
     factories.self_attention = [config, options](
                                    ParameterList& list, const ModuleFactories& factories,
                                    const ModulePath& path) -> std::unique_ptr<SelfAttention> {
         if (!config.latent)
             return std::make_unique<GroupedQueryAttention>(list, config, factories, path);
-        return std::make_unique<LatentAttention>(list, config, factories, path,
-                                                 options.recompute == Recompute::selective);
+        const bool again = options.recompute.of(path.layer) == Recompute::selective;
+        return std::make_unique<LatentAttention>(list, config, factories, path, again);
     };
     factories.feed_forward = [config, options](
                                  ParameterList& list, const ModuleFactories& factories,

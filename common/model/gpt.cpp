@@ -110,8 +110,7 @@ Tensor DropoutAttention::forward(const Tensor& q, const Tensor& k, const Tensor&
         dropout.mask = activation(pairs, DType::e4m3),
         dropout.dropped = activation(pairs, q.dtype());
     Tensor probabilities = activation(pairs, q.dtype());
-    ops::attention_naive_forward(o, probabilities, q, k, v,
-                                 {.document_starts = context.batch.document_starts},
+    ops::attention_naive_forward(o, probabilities, q, k, v, context.batch.mask(),
                                  context.drops() ? &dropout : nullptr);
     saved.keep("q", q), saved.keep("k", k), saved.keep("v", v);
     if (settings_.recompute) return o;
@@ -129,7 +128,7 @@ AttentionCore::Gradients DropoutAttention::backward(const Tensor& dout, Saved& s
         const TraceName again(TraceName::pass, "recomputed forward");
         probabilities = activation({q.size(0), q.size(2), q.size(1), k.size(1)}, q.dtype());
         ops::attention_naive_forward(activation_like(q), probabilities, q, k, v,
-                                     {.document_starts = context.batch.document_starts}, &dropout);
+                                     context.batch.mask(), &dropout);
     } else {
         probabilities = saved.take("probabilities");
         if (saved.has("mask"))
@@ -173,12 +172,13 @@ void add_attention_dropout(ModuleFactories& factories, const LlamaConfig& config
                            const ModelOptions& options, int64_t first_head) {
     if (!config.gpt || options.dropout == 0) return;
     check(options.attention == AttentionKind::naive, "only naive attention can drop");
-    const DropoutAttention::Settings settings{
+    DropoutAttention::Settings settings{
         {.p = float(options.dropout), .seed = options.seed, .keeps_masks = options.keep_masks},
-        options.recompute == Recompute::selective,
+        false,
         first_head,
         config.heads};
-    factories.attention = [settings](const ModulePath& path) {
+    factories.attention = [=, recompute = options.recompute](const ModulePath& path) mutable {
+        settings.recompute = recompute.of(path.layer) == Recompute::selective;
         return std::make_unique<DropoutAttention>(settings, path);
     };
 }

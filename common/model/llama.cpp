@@ -10,7 +10,7 @@ namespace ultrascale {
 // ---- layer --------------------------------------------------------------------------------------
 
 Layer::Layer(ParameterList& list, const ModuleFactories& factories, int64_t index,
-             Recompute recompute)
+             Recompute::Kind recompute)
     : recompute_(recompute) {
     const ModulePath layer{index, fmt::format("model.layers.{}", index)};
     input_norm_ = factories.norm(list, layer.part("input_layernorm"));
@@ -98,7 +98,8 @@ Llama::Llama(const LlamaConfig& config, const ModelOptions& options,
         units_.back().reads_in_backward = false;
     }
     for (int64_t i = stage.first_layer; i < stage.last_layer; ++i) {
-        layers_.push_back(std::make_unique<Layer>(parameters_, factories, i, options.recompute));
+        layers_.push_back(
+            std::make_unique<Layer>(parameters_, factories, i, options.recompute.of(i)));
         close_unit(fmt::format("layers.{}", i));
     }
     if (stage.head) {

@@ -10,11 +10,11 @@
 
 #include "core/trace.h"
 #include "parts.h"
+#include "recompute.h"
 #include "self_attention.h"
 
 namespace ultrascale {
 
-enum class Recompute { none, selective, full };
 enum class AttentionKind { flash, naive };
 
 struct ModelOptions {
@@ -103,7 +103,7 @@ Parameter* head_weight(ParameterList& list, const LlamaConfig& config,
 class Layer {
 public:
     Layer(ParameterList& parameters, const ModuleFactories& factories, int64_t index,
-          Recompute recompute);
+          Recompute::Kind recompute);
 
     // x, dy and the results: (B, T, h), or the technique's own layout of the residual stream.
     Tensor forward(const Tensor& x, Saved& saved, Context& context);
@@ -118,7 +118,7 @@ private:
     Tensor feed_forward_backward(const Tensor& dy, Saved& saved, Context& context,
                                  WeightGradient when);
 
-    Recompute recompute_;
+    Recompute::Kind recompute_;
     std::unique_ptr<Norm> input_norm_, post_attention_norm_;
     std::unique_ptr<SelfAttention> self_attention_;
     std::unique_ptr<FeedForward> feed_forward_;
@@ -146,7 +146,9 @@ public:
     // A whole model, built of default parts.
     Llama(const LlamaConfig& config, const ModelOptions& options);
 
-    ParameterList& parameters() { return parameters_; }  // if shared, those of all stages
+    // If shared, those of all stages.
+    ParameterList& parameters() { return parameters_; }
+    const ParameterList& parameters() const { return parameters_; }
     const std::vector<Unit>& units() const { return units_; }
 
     // Passes a micro-batch through a whole model. forward adds to batch.loss and keeps in `saved`

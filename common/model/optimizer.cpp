@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "core/ops.h"
 #include "core/stream.h"
+#include "muon.h"
 
 namespace ultrascale {
 
@@ -17,41 +18,64 @@ double learning_rate(const OptimizerOptions& options, int64_t step) {
     return options.lr * (0.1 + 0.9 * 0.5 * (1 + std::cos(std::numbers::pi * progress)));
 }
 
-AdamW::AdamW(const ParameterList& parameters, const OptimizerOptions& options) : options_(options) {
-    for (const auto& p : parameters) items_.push_back({p.get(), 0, p->value, p->grad});
+std::vector<AdamW::Item> items_of(const ParameterList& parameters) {
+    std::vector<AdamW::Item> items;
+    for (const auto& p : parameters) items.push_back({p.get(), 0, p->value, p->grad});
+    return items;
+}
+
+AdamW::AdamW(const ParameterList& parameters, const OptimizerOptions& options)
+    : AdamW(items_of(parameters), options) {}
+
+std::unique_ptr<AdamW> make_optimizer(std::vector<AdamW::Item> items,
+                                      const OptimizerOptions& options) {
+    if (options.muon) return std::make_unique<Muon>(std::move(items), options);
+    return std::make_unique<AdamW>(std::move(items), options);
+}
+
+static bool on_host(const std::vector<AdamW::Item>& items) {
+    return !items.empty() && items.front().value.on_host();
+}
+
+// Views of one flat fp32 tensor, one for each item, or empty for those that do not `need` one.
+template <class Needs>
+static std::vector<Tensor> flat_states(const std::vector<AdamW::Item>& items, const Needs& needs) {
+    int64_t total = 0, offset = 0;
+    for (const AdamW::Item& item : items) total += needs(item) ? item.value.numel() : 0;
+    const Tensor all = total > 0 ? Tensor::zeros({total}, DType::fp32,
+                                                 on_host(items) ? Memory::host : Memory::optimizer)
+                                 : Tensor();
+    std::vector<Tensor> states;
+    for (const AdamW::Item& item : items) {
+        if (!needs(item)) {
+            states.emplace_back();
+            continue;
+        }
+        const int64_t end = offset + item.value.numel();
+        states.push_back(all.slice(offset, end).view(item.value.shape()));
+        offset = end;
+    }
+    return states;
+}
+
+std::vector<Tensor> AdamW::zeros_for(const std::vector<Item>& items) {
+    return flat_states(items, [](const Item&) { return true; });
+}
+
+std::vector<Tensor> AdamW::masters_of(const std::vector<Item>& items) {
+    std::vector<Tensor> masters =
+        flat_states(items, [](const Item& item) { return item.value.dtype() != DType::fp32; });
+    for (size_t i = 0; i < items.size(); ++i)
+        if (masters[i])
+            ops::copy(masters[i], items[i].value);
+        else
+            masters[i] = items[i].value;
+    if (on_host(items)) compute_stream().synchronize();  // the host is about to read the copies
+    return masters;
 }
 
 void AdamW::allocate_states() {
-    const Memory category = on_host() ? Memory::host : Memory::optimizer;
-    int64_t total = 0;
-    for (const Item& item : items_) total += item.value.numel();
-    const auto flat = [&](std::vector<Tensor>& parts) {
-        Tensor all = Tensor::zeros({total}, DType::fp32, category);
-        int64_t offset = 0;
-        for (const Item& item : items_) {
-            parts.push_back(
-                all.slice(offset, offset + item.value.numel()).view(item.value.shape()));
-            offset += item.value.numel();
-        }
-    };
-    flat(m_);
-    flat(v_);
-    // An fp32 value is its own master; the others get copies in one flat tensor.
-    int64_t copied = 0, offset = 0;
-    for (const Item& item : items_)
-        copied += item.value.dtype() == DType::fp32 ? 0 : item.value.numel();
-    Tensor copies = copied > 0 ? Tensor::empty({copied}, DType::fp32, category) : Tensor();
-    for (const Item& item : items_) {
-        if (item.value.dtype() == DType::fp32) {
-            master_.push_back(item.value);
-            continue;
-        }
-        master_.push_back(
-            copies.slice(offset, offset + item.value.numel()).view(item.value.shape()));
-        ops::copy(master_.back(), item.value);
-        offset += item.value.numel();
-    }
-    if (on_host()) compute_stream().synchronize();  // the host is about to read the copies
+    m_ = zeros_for(items_), v_ = zeros_for(items_), master_ = masters_of(items_);
 }
 
 void AdamW::step(double lr, const Tensor& squared_norm) {
@@ -70,8 +94,8 @@ void AdamW::step(double lr, const Tensor& squared_norm) {
                                          .eps = float(options_.eps),
                                          .step = steps_,
                                          .max_norm = float(options_.clip)};
-    on_host() ? ops::adamw_on_host(updates, squared_norm, settings)
-              : ops::adamw(updates, squared_norm, settings);
+    on_host(items_) ? ops::adamw_on_host(updates, squared_norm, settings)
+                    : ops::adamw(updates, squared_norm, settings);
 }
 
 std::vector<TensorPart> AdamW::states() {

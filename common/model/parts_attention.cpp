@@ -9,7 +9,7 @@ Tensor FlashAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v
                                Context& context) {
     Tensor o = activation_like(q);                                            // (B, T, H, D)
     Tensor lse = activation({q.size(0), q.size(2), q.size(1)}, DType::fp32);  // (B, H, T)
-    ops::attention_forward(o, lse, q, k, v, {.document_starts = context.batch.document_starts});
+    ops::attention_forward(o, lse, q, k, v, context.batch.mask());
     saved.keep("q", q);
     saved.keep("k", k);
     saved.keep("v", v);
@@ -27,7 +27,7 @@ AttentionCore::Gradients FlashAttention::backward(const Tensor& dout, Saved& sav
     ops::attention_delta(delta, dout, saved.take("o"));
     Gradients grads{activation_like(q), activation_like(k), activation_like(v)};
     ops::attention_backward(grads.dq, grads.dk, grads.dv, dout, q, k, v, lse, delta,
-                            {.document_starts = context.batch.document_starts});
+                            context.batch.mask());
     return grads;
     // exercise 00.2 end
 }
@@ -40,7 +40,7 @@ std::pair<Tensor, Tensor> naive_attention(const Tensor& q, const Tensor& k, cons
     const int64_t B = q.size(0), H = q.size(2), Tq = q.size(1), Tk = k.size(1);
     Tensor o = activation_like(q);                     // (B, Tq, H, D)
     Tensor p = activation({B, H, Tq, Tk}, q.dtype());  // (B, H, Tq, Tk)
-    ops::attention_naive_forward(o, p, q, k, v, {.document_starts = context.batch.document_starts});
+    ops::attention_naive_forward(o, p, q, k, v, context.batch.mask());
     return {o, p};
 }
 

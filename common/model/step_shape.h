@@ -11,6 +11,7 @@ struct StepShape {
     ModelOptions model;
     DType grad_dtype = DType::fp32;
     int64_t micro_batch, seq;
+    bool muon = false;  // Muon updates the layers' matrices
 };
 
 }  // namespace ultrascale

@@ -141,6 +141,17 @@ DataLoader::DataLoader(const TokenFile& file, const DataOptions& options)
                                {"--ignore-token", options.ignore_token}})
         if (token && (*token < 0 || *token >= file.vocab()))
             user_error("{} {}: is not a token of a vocabulary of {}", name, *token, file.vocab());
+    if (options.prefix == 0) return;
+    int64_t shortest = options.seq;
+    for (const SamplesCut& cut : options.cuts) shortest = std::min(shortest, cut.length);
+    if (options.prefix >= shortest)
+        user_error("--prefix {}: sequences of {} leave no target behind it", options.prefix,
+                   format_count(shortest, "token"));
+    if (options.document_token)
+        user_error(
+            "--prefix {}: a sequence has one, but with --document-token each of its "
+            "documents would need one",
+            options.prefix);
 }
 
 int64_t DataLoader::shuffled(int64_t sample) const {
@@ -155,6 +166,8 @@ int64_t DataLoader::length_of(int64_t sample) const {
     return options_.seq;
 }
 
+int64_t DataLoader::targets_in_prefix() const { return std::max<int64_t>(options_.prefix - 1, 0); }
+
 bool DataLoader::ignored(int32_t target) const {
     return target == options_.document_token || target == options_.ignore_token;
 }
@@ -164,6 +177,7 @@ HostBatch DataLoader::batch(int64_t first_sample, int64_t count) const {
     check(length == length_of(first_sample + count - 1), "a batch with sequences of two lengths");
     HostBatch b{.sequences = total / length,
                 .length = length,
+                .prefix = options_.prefix,
                 .first_sample = first_sample * (whole / length)};
     b.tokens.reserve(total), b.targets.reserve(total), b.positions.reserve(total);
     std::vector<int32_t> sample(whole + 1);
@@ -171,13 +185,16 @@ HostBatch DataLoader::batch(int64_t first_sample, int64_t count) const {
         file_.read(shuffled(k) * whole, whole + 1, sample.data());
         int32_t start = 0;
         for (int32_t at = 0; at < whole; ++at) {
-            const int32_t target = ignored(sample[at + 1]) ? ops::ignored_target : sample[at + 1],
-                          t = int32_t(at % length);
+            const auto t = int32_t(at % length);
+            const int32_t target = t < targets_in_prefix() || ignored(sample[at + 1])
+                                       ? ops::ignored_target
+                                       : sample[at + 1];
             if (t == 0 || sample[at] == options_.document_token) start = t;
             b.tokens.push_back(sample[at]);
             b.targets.push_back(target);
             b.positions.push_back(t - start);
-            if (options_.document_token) b.document_starts.push_back(start);
+            if (options_.document_token || options_.window > 0)
+                b.document_starts.push_back(first_visible(t, start, options_.window));
             b.counted_targets += target != ops::ignored_target;
         }
     }
@@ -185,13 +202,15 @@ HostBatch DataLoader::batch(int64_t first_sample, int64_t count) const {
 }
 
 int64_t DataLoader::counted_targets(int64_t first_sample, int64_t count) const {
-    if (!options_.document_token && !options_.ignore_token) return count * options_.seq;
+    const int64_t length = length_of(first_sample), skipped = targets_in_prefix();
+    if (!options_.document_token && !options_.ignore_token)
+        return count * options_.seq / length * (length - skipped);
     int64_t counted = 0;
     std::vector<int32_t> targets(options_.seq);
     for (int64_t k = first_sample; k < first_sample + count; ++k) {
         file_.read(shuffled(k) * options_.seq + 1, options_.seq, targets.data());
-        counted += std::count_if(targets.begin(), targets.end(),
-                                 [&](int32_t target) { return !ignored(target); });
+        for (int64_t at = 0; at < options_.seq; ++at)
+            counted += at % length >= skipped && !ignored(targets[size_t(at)]);
     }
     return counted;
 }
@@ -212,6 +231,7 @@ Batch to_device(const HostBatch& host) {
             .targets = device(host.targets),
             .positions = device(host.positions),
             .document_starts = device(host.document_starts),
+            .prefix = host.prefix,
             .counted_targets = host.counted_targets,
             .first_sample = host.first_sample,
             .whole_length = host.whole_length,

@@ -70,7 +70,11 @@ struct DataOptions {
     // separately.
     std::optional<int64_t> document_token;
     std::optional<int64_t> ignore_token;  // targets equal to it are ignored, e.g. padding
-    std::vector<SamplesCut> cuts = {};    // in order; a batch must lie on one side of each cut
+    int64_t window = 0;  // LlamaConfig's; document_starts then move on with the queries
+    // LlamaConfig's. Targets in the prefix are ignored: the token that predicts one sees it. The
+    // last token of the prefix predicts the first one behind it.
+    int64_t prefix = 0;
+    std::vector<SamplesCut> cuts = {};  // in order; a batch must lie on one side of each cut
 };
 
 class DataLoader {
@@ -89,6 +93,7 @@ public:
 private:
     int64_t length_of(int64_t sample) const;  // of the sequences into which it is cut
     int64_t shuffled(int64_t sample) const;
+    int64_t targets_in_prefix() const;  // of a sequence
     bool ignored(int32_t target) const;
 
     const TokenFile& file_;

@@ -37,13 +37,13 @@ Run::Run(std::string chapter, const Options& options, const StepShape& shape,
       slice_(slice),
       sequences_of_(std::move(sequences_of)),
       file_(options.data_path(), shape.config.vocab),
-      loader_(file_, data_options(options, shape.seq, std::move(cuts))),
+      loader_(file_, data_options(options, shape, std::move(cuts))),
       state_{.seed = options.seed, .shuffled = options.shuffle, .seq = options.seq} {
     listen_for_stop();
     const int64_t sequences = sequences_of_step(options, slice.count);
     if (!sequences_of_) sequences_of_ = [sequences](int64_t) { return sequences; };
     if (!options.val_data.empty())
-        validation_.emplace(options, shape.config.vocab, data_options(options, shape.seq));
+        validation_.emplace(options, shape.config.vocab, data_options(options, shape));
 }
 
 // How many lower ranks take the same samples. Ranks with the same place do the same, in other
@@ -273,7 +273,7 @@ bool Run::finish(const std::function<bool(Report&)>& sections) {
         not_finite_ = not_finite({{"validation loss", loss}});
         stop_unless_finite();
     }
-    if (options_.sample > 0) print_sample(what_.next_token, options_, shape_.seq);
+    if (options_.sample > 0) print_sample(what_.next_token, options_, shape_);
     saves_->wait();
     saves_->report_times(*report_);
     if (checksums_) checksums_->finish();
@@ -316,16 +316,24 @@ StepShape step_shape(const Options& options, const LlamaConfig& config) {
         user_error(
             "--dropout: a GPT also drops attention's probabilities, which attention in tiles does "
             "not have; use --attention naive");
+    if (options.recompute.given_layers() > config.layers)
+        user_error("--recompute {}: the model has only {}", options.recompute.text(),
+                   format_count(config.layers, "layer"));
     return {.config = config,
             .model = {options.dtype, options.recompute, options.attention, options.loss_chunk,
                       options.dropout, options.seed, options.keep_masks},
             .grad_dtype = options.grad_dtype(),
             .micro_batch = options.micro_batch,
-            .seq = seq};
+            .seq = seq,
+            .muon = options.optimizer.muon};
 }
 
-DataOptions data_options(const Options& options, int64_t seq, std::vector<SamplesCut> cuts) {
-    DataOptions data{.seq = seq, .cuts = std::move(cuts)};
+DataOptions data_options(const Options& options, const StepShape& shape,
+                         std::vector<SamplesCut> cuts) {
+    DataOptions data{.seq = shape.seq,
+                     .window = shape.config.window,
+                     .prefix = shape.config.prefix,
+                     .cuts = std::move(cuts)};
     if (options.shuffle) data.shuffle_seed = options.seed;
     if (options.document_token >= 0) data.document_token = options.document_token;
     if (options.ignore_token >= 0) data.ignore_token = options.ignore_token;

@@ -152,7 +152,8 @@ bool train_within_memory(const Options& options, const std::function<bool()>& tr
 
 // A rank's share of a step, according to the shared options.
 StepShape step_shape(const Options& options, const LlamaConfig& config);
-DataOptions data_options(const Options& options, int64_t seq, std::vector<SamplesCut> cuts = {});
+DataOptions data_options(const Options& options, const StepShape& shape,
+                         std::vector<SamplesCut> cuts = {});
 // The number of sequences in a step; throws UserError above 10^7. sequences_of_step() counts those
 // of all `replicas` together.
 int64_t checked_sequences(double sequences);

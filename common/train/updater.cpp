@@ -33,8 +33,8 @@ void Updater::step(double lr, const Tensor& squared_norm) {
 
 TrainingState PlainUpdater::start() {
     load_or_initialize(options_, parameters_);
-    adamw_.emplace(parameters_, options_.optimizer);
-    return resume_or_start(options_, {&*adamw_, 1}, parameters_);
+    optimizer_ = make_optimizer(items_of(parameters_), options_.optimizer);
+    return resume_or_start(options_, {&*optimizer_, 1}, parameters_);
 }
 
 Tensor PlainUpdater::sum_squares() { return squared_gradient_norm(parameters_, mesh_); }

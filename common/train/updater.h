@@ -1,6 +1,6 @@
 // An updater computes new weights from a step's gradients. Every technique with its own way of
 // doing so derives from Updater: ZeRO's stages (02), mixed precision (08) and the buckets of 09.
-// PlainUpdater below applies AdamW to all that a rank holds.
+// PlainUpdater below applies AdamW (or Muon) to all that a rank holds.
 #pragma once
 
 #include <functional>
@@ -58,8 +58,8 @@ private:
     Tensor votes_;
 };
 
-// AdamW on all parameters that this rank holds. It learns from the parameters' descriptions which
-// ranks hold what (model/parameter.h).
+// AdamW, or Muon, on all parameters that this rank holds. It learns from the parameters'
+// descriptions which ranks hold what (model/parameter.h).
 class PlainUpdater : public Updater {
 public:
     // The parameters must have storage before start() is called. Without a mesh each rank has the
@@ -71,17 +71,19 @@ public:
     void begin_step(int64_t micro_batches) override { parameters_.begin_gradients(micro_batches); }
     std::vector<TensorPart> gradients() override { return parameters_.parts(&Parameter::grad); }
     std::vector<TensorPart> values() override { return parameters_.parts(&Parameter::value); }
-    std::vector<TensorPart> states() override { return states_of({&*adamw_, 1}, parameters_); }
+    std::vector<TensorPart> states() override { return states_of({&*optimizer_, 1}, parameters_); }
 
 protected:
-    void update(double lr, const Tensor& squared_norm) override { adamw_->step(lr, squared_norm); }
+    void update(double lr, const Tensor& squared_norm) override {
+        optimizer_->step(lr, squared_norm);
+    }
     Tensor sum_squares() override;
     const Communicator* norm_group() const override;
 
     ParameterList& parameters_;
     const Options& options_;
     const Mesh* mesh_;
-    std::optional<AdamW> adamw_;
+    std::unique_ptr<AdamW> optimizer_;
 };
 
 }  // namespace ultrascale

@@ -40,7 +40,15 @@ tensor --gradient-format e4m3
 row
 deepseek
 fp8-lm
-nanotron}
+nanotron
+mxfp8
+mxfp8 --without up
+nvfp4
+nvfp4 --without hadamard
+nvfp4 --without stochastic
+nvfp4 --without square
+nvfp4 --without last-layers
+nvfp4 --without hadamard,stochastic,square,last-layers}
 
 plain=()
 printf '%-52s %8s %10s %9s\n' recipe loss difference deviation

@@ -119,7 +119,7 @@ TEST_F(BadInputCheckpoint, Config) {
     refused("hidden_act", "gelu", "silu");
     refused("attention_bias", true, "false");
     refused("mlp_bias", true, "false");
-    refused("model_type", "mistral", "llama");
+    refused("model_type", "gemma", "llama");
     refused("attention_dropout", 0.1, "0.1");
     refused("rope_scaling", Json{{"rope_type", "yarn"}, {"factor", 2.0}}, "yarn");
     refused("rope_parameters", Json{{"rope_type", "linear"}, {"factor", 2.0}, {"rope_theta", 1e4}},

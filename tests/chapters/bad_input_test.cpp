@@ -33,6 +33,10 @@ TEST(BadInput, Options) {
     expect_refused("--clip -1", {"--clip"});
     expect_refused("--dtype fp64", {"--dtype", "fp64", "bf16"});
     expect_refused("--recompute some", {"--recompute", "some", "selective"});
+    expect_refused("--recompute full:99", {"--recompute full:99", "the model has only 8 layers"});
+    expect_refused("--memory-budget 0.01",
+                   {"--memory-budget 0.01", "the least", "--recompute full:"});
+    expect_refused("--memory-budget 1 --recompute full", {"--memory-budget", "--recompute"});
     expect_refused("--attention fast", {"--attention", "fast", "flash"});
     expect_refused("--lr-schedule linear", {"--lr-schedule", "linear", "cosine"});
     expect_refused("--loss-chunk -1", {"--loss-chunk"});

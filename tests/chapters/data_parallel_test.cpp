@@ -116,7 +116,7 @@ TEST(DataParallel, OtherPrecisionsRecomputationAndTiedWeights) {
     for (const char* sync : {"overlap", "bucket --bucket-mb 0.01", "ring --ring-directions both"})
         for (const char* others :
              {"--dtype bf16", "--dtype bf16 --fp32-grads --recompute selective",
-              "--recompute full --clip 0.1"})
+              "--recompute full:1 --clip 0.1"})
             expect_verified(
                 train_small(2, fmt::format("--model {} --sync {} {}", tied.path(), sync, others)));
 }

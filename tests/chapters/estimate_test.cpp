@@ -2,6 +2,7 @@
 // neither the memory nor the time of a run.
 #include <chrono>
 
+#include "compare_runs.h"
 #include "run_program.h"
 
 namespace ultrascale::test {
@@ -35,6 +36,27 @@ void expect_what_a_run_predicts(int ranks, const std::string& chapter, const std
 
 TEST(Estimate, IsWhatASingleGpuPredicts) {
     expect_what_a_run_predicts(0, "00_single_gpu", "--recompute full --grad-accum 2");
+}
+
+// Every chapter that has --memory-budget chooses the same for --estimate, keeps to it, and equals
+// one device.
+TEST(Estimate, KeepsToAMemoryBudget) {
+    for (const auto& [ranks, chapter, gib] :
+         {std::tuple(0, "00_single_gpu --grad-accum 2", 0.0073),
+          {2, "01_data_parallel --bucket-mb 0.1", 0.0073},
+          {2, "02_zero --stage 3", 0.0062},
+          {2, "02_zero --stage 3 --offload activations", 0.0062},
+          {4, "03_tensor_parallel --tp 2 --sequence-parallel", 0.00366}}) {
+        const std::string program(chapter, strchr(chapter, ' ')),
+            options = fmt::format("{} --memory-budget {}", strchr(chapter, ' '), gib);
+        expect_what_a_run_predicts(ranks, program, options);
+        const Outcome run =
+            train(ranks, program, "--layers 2 --seq 16 --micro-batch 2 --steps 2" + options);
+        expect_verified(run);
+        EXPECT_EQ(run.summary.at("configuration").at("recompute").at("full"), 1);
+        EXPECT_LE(run.summary.at("memory").at("peak").at("predicted").get<double>(),
+                  gib * (1 << 30));
+    }
 }
 
 TEST(Estimate, IsWhatDataParallelismPredicts) {

@@ -36,6 +36,11 @@ TEST(ExpertParallelBadInput, IsRefused) {
     refuses(2, "--dispatch plain --overlap gradients", {"--dispatch plain", "--overlap"});
     refuses(2, "--dispatch plain --node-size 1 --inter-gbps 1 --max-nodes 1",
             {"--max-nodes 1", "--dispatch plain"});
+    refuses(2, "--dispatch-dtype fp8 --dispatch plain", {"--dispatch-dtype fp8", "plain"});
+    refuses(2, "--dispatch-dtype fp8 --overlap chunks", {"--dispatch-dtype fp8", "chunks"});
+    refuses(0, "--dispatch-dtype fp8 " + fmt::format("--load {}", reference("mixtral")),
+            {"--dispatch-dtype fp8", "128"});
+    refuses(0, "--trap scales-of-neighbour", {"--trap", "--dispatch-dtype"});
     refuses(0, "--trap groups-masked-with-0", {"--trap", "--groups"});
     refuses(0, "--trap everything", {"--trap", "everything", "softmax-twice"});
     refuses(0, "--trap softmax-twice --aux-coef 0", {"--trap", "--aux-coef"});

@@ -47,6 +47,15 @@ TEST(ExpertParallel, EveryDispatch) {
     expect_equal(4, "--ep 2 --capacity-factor 1.25 --grad-accum 2");
 }
 
+// The plain training rounds the same rows.
+TEST(ExpertParallel, RowsInFp8) {
+    expect_equal(4, "--dispatch-dtype fp8 --ep 2 --shared 1 --overlap shared --recompute full");
+    expect_equal(2, "--dispatch-dtype fp8-both --capacity-factor 0.8 --dropout 0.1 --dtype bf16");
+    expect_equal(2, "--dispatch-dtype fp8-both --dispatch rank --overlap batches --grad-accum 2");
+    expect_equal(4, "--dispatch-dtype fp8 --node-size 2 --inter-gbps 10 --max-nodes 1 --top-k 3");
+    expect_equal(0, "--dispatch-dtype fp8-both");
+}
+
 TEST(ExpertParallel, InChunks) {
     expect_equal(4, "--overlap chunks --shared 1");
     expect_equal(4, "--ep 2 --overlap chunks --chunks 4 --recompute full --grad-accum 2");
@@ -169,6 +178,7 @@ TEST(ExpertParallelTraps, AreFound) {
     expect_missed("--trap experts-divided-by-ep", "gradient ");
     expect_missed("--trap norm-without-experts", "norm ");
     expect_missed("--grad-accum 2 --trap aux-times-micro-batches", "gradient ");
+    expect_missed("--dispatch-dtype fp8 --trap scales-of-neighbour", "gradient ");
 }
 
 // Adam hides a constant factor in experts' gradients: the losses look right.
@@ -193,6 +203,22 @@ TEST(ExpertParallel, DropsDependOnTheLayout) {
     EXPECT_GT(largest_difference(losses(0, "--micro-batch 4 --capacity-factor 0.8"),
                                  losses(2, "--micro-batch 2 --capacity-factor 0.8")),
               1e-4);
+}
+
+// In bf16 a dispatch in fp8 sends 33/64 of the bytes of its rows; all else stays as it is.
+TEST(ExpertParallel, RowsInFp8SendFewerBytes) {
+    const auto sent = [](const std::string& arguments) {
+        const Outcome run =
+            train(2, chapter,
+                  "--layers 1 --seq 64 --micro-batch 1 --steps 1 --no-verify --dtype bf16 "
+                  "--force-balance " +
+                      arguments);
+        expect_as_predicted(run);
+        return run.summary.at("all_to_all").at("counted").get<double>();
+    };
+    const double rows = 64 * 2 / 2, exact = sent("");  // that leave a rank
+    EXPECT_EQ(exact - sent("--dispatch-dtype fp8"), rows * 128 * (2 - 33.0 / 32));
+    EXPECT_EQ(exact - sent("--dispatch-dtype fp8-both"), 2 * rows * 128 * (2 - 33.0 / 32));
 }
 
 // Compares the bytes of the two dispatches, and the bytes between nodes.
@@ -221,7 +247,7 @@ TEST(ExpertParallel, CompareAndDemo) {
     EXPECT_FALSE(contains(compare.out, "MIS")) << compare.out;
     for (const char* row :
          {"ep 1 x dp 4 ", "ep 2 x dp 2, plain", "ep 2 x dp 2, expert", "ep 2 x dp 2, rank",
-          "ep 4 x dp 1, plain", "ep 4 x dp 1, expert", "ep 4 x dp 1, rank"})
+          "ep 4 x dp 1, plain", "ep 4 x dp 1, expert", "ep 4 x dp 1, rank", "ep 4 x dp 1, fp8"})
         EXPECT_TRUE(contains(compare.out, row)) << row << " is not in\n" << compare.out;
     for (const int ranks : {1, 2}) {
         const Outcome demo = run_ranks(ranks, chapter, "--demo route");

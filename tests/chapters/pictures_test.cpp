@@ -279,7 +279,7 @@ TEST(Pictures, BytesOfRecipes) {
         if (pixels_a_byte == 0) pixels_a_byte = width / bytes;
         EXPECT_NEAR(width, bytes * pixels_a_byte, 0.1) << recipe;
     }
-    EXPECT_EQ(rows.size(), 11u);
+    EXPECT_EQ(rows.size(), 13u);
 }
 
 }  // namespace

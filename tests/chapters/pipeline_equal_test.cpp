@@ -35,6 +35,15 @@ TEST(Pipeline, WithFewOrOddMicroBatchesAndDataParallelism) {
     expect_equal(4, model, "--pp 2 --schedule dualpipe --grad-accum 4");
 }
 
+// The first layers of the model are those of the first stages, which hold the most micro-batches.
+TEST(Pipeline, WithRecomputationByLayer) {
+    const LayeredModel model(6);
+    expect_equal(2, model, "--schedule 1f1b --grad-accum 4 --recompute full:4");
+    expect_equal(2, model, "--schedule zb-h1 --grad-accum 4 --recompute full:4");
+    expect_equal(3, model,
+                 "--schedule zbv --grad-accum 6 --attention naive --recompute full:2,selective:2");
+}
+
 // Schedules that add a weight's gradients in the same order give the same bits. All of these add
 // them in the order of the micro-batches (AFAB, too: a rank does its backwards in that order).
 TEST(Pipeline, TheSameOrderOfSumsGivesTheSameBits) {

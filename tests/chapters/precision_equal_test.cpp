@@ -26,7 +26,12 @@ TEST(Precision, EveryRecipeEqualsOneDevice) {
     expect_equal(2, "deepseek --keep-fp8 --grad-accum 2");
     expect_equal(2, "fp8-lm");
     expect_equal(1, "nanotron --recompute full");
+    expect_equal(1, "deepseek --keep-fp8 --recompute full:1");
     expect_equal(2, "plain-fp8 --grad-accum 2");
+    expect_equal(2, "mxfp8 --grad-accum 2");
+    expect_equal(1, "mxfp8 --gradient-format e5m2 --without up --recompute full");
+    expect_equal(2, "nvfp4 --grad-accum 2");
+    expect_equal(1, "nvfp4 --without hadamard,stochastic,square,last-layers");
     expect_equal(1, "tensor --gradient-format e4m3 --smooth-swiglu --power-of-two-scales");
     expect_equal(1, "row --keep-fp8 --unfused --loss-chunk 50");
     expect_equal(3, "nanotron --head fp8 --loss-chunk 48 --sum-scaling pre");
@@ -51,6 +56,18 @@ TEST(Precision, ThePlainLinearTrainsAsRecipeTensor) {
     EXPECT_EQ(plain.of("grad_norm"), general.of("grad_norm"));
 }
 
+// Random numbers are counted by the sample's number in the run, so two ranks draw one rank's.
+TEST(Precision, RanksRoundGradientsToNvfp4AsOneDoes) {
+    const std::string short_run = fmt::format("{} --no-verify --recipe nvfp4", sizes);
+    const Outcome one = train(1, chapter, short_run + " --grad-accum 2"),
+                  two = train(2, chapter, short_run),
+                  nearest = train(1, chapter, short_run + " --grad-accum 2 --without stochastic");
+    EXPECT_EQ(one.of("loss")[0], two.of("loss")[0]);
+    // Gradients of two micro-batches are added in bf16, within a rank or between two.
+    EXPECT_NEAR(one.of("grad_norm")[0], two.of("grad_norm")[0], 1e-4 * two.of("grad_norm")[0]);
+    EXPECT_GT(std::abs(one.of("grad_norm")[0] / nearest.of("grad_norm")[0] - 1), 3e-4);
+}
+
 TEST(Precision, OverflowedStepsAreSkippedByAllRanks) {
     const Outcome run = train_recipe(2, "fp16 --loss-scale-start 16777216");
     const double skipped = run.summary["loss_scale"]["skipped"];
@@ -66,7 +83,7 @@ TEST(Precision, OverflowedStepsAreSkippedByAllRanks) {
 TEST(Precision, ResumedRunsContinueWithTheSameBits) {
     for (const char* recipe :
          {"fp16 --loss-scale-start 16777216 --loss-scale-window 2", "te", "fp8-lm", "deepseek",
-          "nanotron", "bf16 --without master --stochastic-rounding"}) {
+          "nanotron", "nvfp4", "bf16 --without master --stochastic-rounding"}) {
         SCOPED_TRACE(recipe);
         const TempDir saved;
         const std::string common =
@@ -88,6 +105,8 @@ TEST(Precision, MistakesAreFound) {
                                            {2, "fp16 --loss-scale-start 16777216 --trap one-steps"},
                                            {1, "tensor --trap neighbours-scale"},
                                            {1, "deepseek --trap neighbours-scale"},
+                                           {1, "mxfp8 --trap neighbours-scale"},
+                                           {1, "nvfp4 --trap hadamard-once"},
                                            {1, "deepseek --trap stale-weights"}}) {
         SCOPED_TRACE(arguments);
         const Outcome run = train_recipe(ranks, arguments, 1);
@@ -104,16 +123,16 @@ TEST(Precision, ComparesAllRecipes) {
         EXPECT_EQ(row["predicted_bytes"], row["held_bytes"]);
         bytes[row["recipe"]] = row["bytes_per_parameter"];
     }
-    const std::map<std::string, int64_t> want{{"fp32", 16},      {"fp16", 18},     {"bf16", 16},
-                                              {"bf16-fp32", 18}, {"te", 16},       {"fp8-lm", 9},
-                                              {"deepseek", 15},  {"nanotron", 10}, {"tensor", 16},
-                                              {"row", 16},       {"plain-fp8", 16}};
+    const std::map<std::string, int64_t> want{
+        {"fp32", 16},      {"fp16", 18},     {"bf16", 16},     {"bf16-fp32", 18}, {"te", 16},
+        {"fp8-lm", 9},     {"deepseek", 15}, {"nanotron", 10}, {"tensor", 16},    {"row", 16},
+        {"plain-fp8", 16}, {"mxfp8", 16},    {"nvfp4", 16}};
     EXPECT_EQ(bytes, want);
 }
 
 TEST(Precision, DemosShowWhatTheySay) {
     for (const char* demo :
-         {"formats", "rounding", "scales", "accumulator", "swiglu", "all-reduce"}) {
+         {"formats", "rounding", "scales", "accumulator", "swiglu", "all-reduce", "blocks"}) {
         const Outcome outcome = run(chapter, fmt::format("--demo {}", demo));
         EXPECT_EQ(outcome.exit_code, 0) << demo << outcome.out << outcome.err;
         EXPECT_FALSE(contains(outcome.out, "WRONG")) << outcome.out;

@@ -31,7 +31,7 @@ TEST(SingleGpuEqual, RecomputationGivesTheSameBits) {
                             recompute, dir / recompute));
         };
         const Outcome none = with("none");
-        for (const char* recompute : {"selective", "full"}) {
+        for (const char* recompute : {"selective", "full", "full:1"}) {
             SCOPED_TRACE(recompute);
             expect_same_bits(with(recompute), none);
             expect_same_files(dir / recompute, dir / "none");

@@ -21,7 +21,7 @@ void expect_equal(const std::string& arguments) {
 
 TEST(SingleGpuMemory, IsAsPredictedForEveryWayToCompute) {
     for (const char* dtype : {"--dtype fp32", "--dtype bf16", "--dtype bf16 --fp32-grads"})
-        for (const char* recompute : {"none", "selective", "full"})
+        for (const char* recompute : {"none", "selective", "full", "full:1,selective:1"})
             for (const char* attention : {"flash", "naive"})
                 expect_equal(fmt::format(
                     "--layers 2 --seq 48 --micro-batch 3 --steps 2 {} --recompute {} --attention "

@@ -7,7 +7,7 @@
 namespace ultrascale::test {
 namespace {
 
-const char* const references[] = {"gqa_untied", "tied_head_dim", "llama3_bf16",
+const char* const references[] = {"gqa_untied", "tied_head_dim", "llama3_bf16", "mistral",
                                   "gpt2",       "latent",        "latent_no_q"};
 
 Json expected_of(const std::string& name) {
@@ -38,6 +38,20 @@ std::pair<double, double> differences(const Outcome& run, const Json& expected) 
     return {loss, norm};
 }
 
+// Muon, in float64 as torch.optim.Muon computes it (tests/reference/make_muon_reference.py).
+TEST(SingleGpuReference, Muon) {
+    const Json expected = Json::parse(slurp(reference("muon.json")));
+    for (const char* split : {"--micro-batch 8", "--micro-batch 2 --grad-accum 4"}) {
+        const auto [loss, norm] = differences(
+            train_reference("gqa_untied", fmt::format("--optimizer muon {}", split)), expected);
+        EXPECT_LE(loss, 5e-6);
+        EXPECT_LE(norm, 1e-4);
+    }
+    for (const char* wrong :
+         {"", "--optimizer muon --weight-decay 0", "--optimizer muon --lr 2e-3"})
+        EXPECT_GT(differences(train_reference("gqa_untied", wrong), expected).first, 1e-5) << wrong;
+}
+
 class Reference : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(SingleGpu, Reference, testing::ValuesIn(references),
                          [](const auto& info) { return std::string(info.param); });
@@ -61,6 +75,17 @@ TEST_P(Reference, LossesAndGradientNorms) {
             EXPECT_LE(loss, 5e-6);
             EXPECT_LE(norm, 1e-4);
         }
+}
+
+// The mask that transformers was given: tokens of the prefix see each other, within the window.
+TEST(SingleGpuReference, APrefix) {
+    const Json expected = expected_of("mistral").at("prefix");
+    const Outcome run = train("00_single_gpu",
+                              fmt::format("--load {0} --data {0}/tokens.bin --steps 1 --seq 64 "
+                                          "--micro-batch 4 --grad-accum 2 --no-verify --prefix {1}",
+                                          reference("mistral"), expected.at("tokens").get<int>()));
+    EXPECT_NEAR(run.of("loss")[0], expected.at("loss").get<double>(), 5e-6);
+    EXPECT_NEAR(run.of("grad_norm")[0] / expected.at("grad_norm").get<double>(), 1, 1e-4);
 }
 
 TEST_P(Reference, Float32TooAndPlain) {

@@ -40,7 +40,8 @@ TEST_P(TensorParallel, EveryWayEqualsOneDevice) {
          {"--sequence-parallel", "--overlap async", "--overlap chunk", "--overlap halves",
           "--sequence-parallel --overlap halves", "--sequence-parallel --overlap async",
           "--sequence-parallel --overlap chunk --keep-gathered on", "--recompute full",
-          "--sequence-parallel --recompute full"}) {
+          "--sequence-parallel --recompute full", "--recompute full:1 --partition-checkpoints",
+          "--sequence-parallel --recompute full:1"}) {
         SCOPED_TRACE(arguments);
         const Outcome run = train_split(n, arguments);
         expect_verified(run);

@@ -1,6 +1,7 @@
 // The stages of 02_zero give the same results: on the CPU in fp32 bit by bit, with any number of
 // ranks.
 #include "compare_runs.h"
+#include "refused.h"
 
 namespace ultrascale::test {
 namespace {
@@ -149,6 +150,32 @@ TEST(ZeroStages, PlainTrainsAsStage1Does) {
     EXPECT_EQ(calls("all-gather"), 1);
 }
 
+// 7_muon.h: parts that hold whole matrices. A run goes on with another number of ranks.
+TEST(ZeroMuon, EqualsOneDeviceAndGoesOnAnywhere) {
+    TempDir dir;
+    const auto with = [&](int ranks, const std::string& arguments) {
+        const Outcome run =
+            train_stage(1, ranks, "--plain --optimizer muon --lr 3e-4 " + arguments);
+        expect_verified(run);
+        return run;
+    };
+    const std::string fresh = load("gqa_untied") + " --verify --grad-accum 2";
+    with(2, fresh + " --save " + dir / "two"), with(3, fresh);
+    const Outcome four = with(4, fresh + " --save " + dir / "four");
+    const Json& muon = four.summary.at("muon");
+    EXPECT_EQ(muon.at("matrices"), 14);
+    EXPECT_GT(muon.at("cut_by_flat_shards"), 0);
+    EXPECT_GE(muon.at("busiest_flops").get<double>(), muon.at("all_flops").get<double>() / 4);
+    with(3, "--verify --load " + dir / "two");
+    with(1, "--verify --load " + dir / "four");
+    with(3, fresh + " --dtype bf16 --fp32-grads");
+    expect_one_error_line(run_ranks(2, "02_zero", "--optimizer muon --stage 2"),
+                          {"--optimizer muon", "--plain"});
+    expect_one_error_line(
+        run_ranks(2, "02_zero", "--plain --optimizer adamw --load " + dir / "two"),
+        {"--optimizer"});
+}
+
 // Parameters that stay whole for a step have the same values. If the model is cut as one unit, its
 // shards differ, and the norm adds up their squares in another order.
 TEST(ZeroStages, GatherLessIfAsked) {
@@ -226,11 +253,11 @@ TEST(LongZeroOffload, ChangesWhereAndNothingElse) {
 TEST(ZeroOffload, OfActivationsChangesNoBit) {
     const SmallModel three_layers;
     for (const std::string& model :
-         {load("gqa_untied"), fmt::format("--model {}", three_layers.path())}) {
+         {load("gqa_untied") + " --recompute full",
+          fmt::format("--model {} --recompute full", three_layers.path()),
+          fmt::format("--model {} --recompute full:2", three_layers.path())}) {
         const auto with = [&](const char* offload) {
-            return train_stage(
-                1, 2,
-                fmt::format("{} --recompute full --grad-accum 2 --offload {}", model, offload));
+            return train_stage(1, 2, fmt::format("{} --grad-accum 2 --offload {}", model, offload));
         };
         const Outcome here = with("optimizer"), there = with("both");
         expect_verified(there);

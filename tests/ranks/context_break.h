@@ -62,6 +62,8 @@ struct Breaks {
     double dropout = 0;
     bool tied = false;
     bool sum_in_backward = false;  // each gradient as soon as it is complete, beside the ring
+    int64_t window = 0, prefix = 0;
+    std::optional<int64_t> predicted_window;  // the prediction's, instead of the run's
 };
 
 inline int ranks() { return Communicator::world().size(); }
@@ -120,7 +122,8 @@ struct SumsInBackward : Hooks {
 
 inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
     use_threads(ranks_on_this_node());
-    const LlamaConfig config = config_of(breaks.tied);
+    LlamaConfig config = config_of(breaks.tied);
+    config.window = breaks.window, config.prefix = breaks.prefix;
     const Communicator& world = Communicator::world();
     const Mesh mesh(world, {{"dp", world.size() / context.cp}, {"cp", context.cp}});
     const Communicator &dp = mesh.group("dp"), &cp = mesh.group("cp");
@@ -128,7 +131,7 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
     options.optimizer.lr = 1e-3;
     options.optimizer.clip = 0.1;
     const TokenFile file("common/text.txt", config.vocab);
-    DataOptions data{.seq = T};
+    DataOptions data{.seq = T, .window = config.window, .prefix = config.prefix};
     if (breaks.documents) data.document_token = '\n';
     const DataLoader loader(file, data);
     ContextParallel parallel(config, context, T, cp);
@@ -193,9 +196,11 @@ inline Checks train(const ContextOptions& context, Breaks breaks = {}) {
                             parameters.parts(&Parameter::value));
     }
     if (breaks.predicted.cp == 0) breaks.predicted = context;
+    StepShape predicted_shape = shape;
+    if (breaks.predicted_window) predicted_shape.config.window = *breaks.predicted_window;
     return checks_of(verifier, report,
-                     predict(shape, breaks.predicted, parameters, 1, mesh.group({"dp", "cp"}),
-                             parallel.ring_rank()),
+                     predict(predicted_shape, breaks.predicted, parameters, 1,
+                             mesh.group({"dp", "cp"}), parallel.ring_rank()),
                      steps);
 }
 

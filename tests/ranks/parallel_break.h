@@ -149,13 +149,14 @@ Checks train_zero(ZeroOptions zero_options) {
     return train_zero(zero, model, mesh, options, zero_options);
 }
 template <class Plain>
-Checks train_plain_zero() {
+Checks train_plain_zero(bool muon = false) {
     use_threads(ranks_on_this_node());
-    const Options options = options_of_runs();
+    Options options = options_of_runs();
+    options.optimizer.muon = muon;
     Llama model(config, shape.model);
     const Mesh mesh(world(), {{"dp", world().size()}});
     Plain zero(model.parameters(), world(), options);
-    return train_zero(zero, model, mesh, options, {.plain = true});
+    return train_zero(zero, model, mesh, options, {.plain = true, .muon = muon});
 }
 
 }  // namespace ultrascale

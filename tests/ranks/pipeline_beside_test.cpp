@@ -159,7 +159,7 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
     parameters.allocate_values(DType::fp32);
     parameters.allocate_grads(DType::fp32);
     struct Unconfirmed : PlainUpdater {
-        using PlainUpdater::PlainUpdater, PlainUpdater::own_squared_norm, PlainUpdater::adamw_;
+        using PlainUpdater::PlainUpdater, PlainUpdater::own_squared_norm, PlainUpdater::optimizer_;
     };
     Unconfirmed optimizer(parameters, s.options, &s.mesh);
     Run run = s.make_run();
@@ -175,7 +175,7 @@ int train_confirmed_later(double clip, bool never_confirm = false) {
         s.mesh.norm_group().all_reduce(whole);
         if (clip > 0 && scalar(whole) > clip * clip && !never_confirm) {
             before.restore();
-            optimizer.adamw_->set_steps_done(optimizer.adamw_->steps_done() - 1);
+            optimizer.optimizer_->set_steps_done(optimizer.optimizer_->steps_done() - 1);
             optimizer.step(former->learning_rate, whole);
             ++repeated;
         }

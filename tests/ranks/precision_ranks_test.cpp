@@ -137,7 +137,7 @@ TEST(PrecisionRanks, TensorParallelLinearsMultiplyInFp8) {
         precision.recipe.products = products;
         Fp8Linears linears(precision);
         ModuleFactories factories = parallel.factories({});
-        linears.add_to(factories);
+        linears.add_to(factories, config.layers);
         Llama model(config, {}, factories, Stage::whole(config));
         ParameterList& parameters = model.parameters();
         parameters.allocate_values(DType::fp32);

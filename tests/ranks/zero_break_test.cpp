@@ -9,6 +9,7 @@ namespace {
 
 TEST(ZeroBreak, UnchangedStagesPass) {
     expect(train_plain_zero<PlainZero1>(), true, true, true);
+    expect(train_plain_zero<MuonZero1>(true), true, true, true);
     expect(train_zero<Zero0>({.stage = 0}), true, true, true);
     expect(train_zero<Zero1>({.stage = 1}), true, true, true);
     expect(train_zero<Zero2>({.stage = 2}), true, true, true);
@@ -27,7 +28,7 @@ TEST(ZeroBreak, PlainForgetsToGather) {
     struct Broken : PlainZero1 {
         using PlainZero1::PlainZero1;
         void update(double lr, const Tensor& squared_norm) override {
-            adamw_->step(lr, squared_norm);
+            optimizer_->step(lr, squared_norm);
         }
     };
     expect(train_plain_zero<Broken>(), false, true, false);
@@ -45,6 +46,35 @@ TEST(ZeroBreak, PlainUpdatesWithItsOwnGradient) {
         }
     };
     expect(train_plain_zero<Broken>(), false, true, true);
+}
+
+// Two halves of a matrix, each orthogonalized alone, as if a shard ended in the middle.
+TEST(ZeroBreak, MuonOrthogonalizesPieces) {
+    struct Broken : MuonZero1 {
+        using MuonZero1::MuonZero1;
+        TrainingState start() override {
+            const TrainingState state = MuonZero1::start();
+            std::vector<AdamW::Item> pieces;
+            for (const AdamW::Item& item : mine_) {
+                if (!Muon::updates(*item.parameter)) {
+                    pieces.push_back(item);
+                    continue;
+                }
+                const Shape& shape = item.parameter->shape;
+                const int64_t half = shape[0] / 2 * shape[1], all = item.value.numel();
+                for (const auto& [first, last] : {Range{0, half}, Range{half, all}}) {
+                    halves_.push_back(std::make_unique<Parameter>(*item.parameter));
+                    halves_.back()->shape[0] = (last - first) / shape[1];
+                    pieces.push_back({halves_.back().get(), 0, item.value.slice(first, last),
+                                      item.grad.slice(first, last)});
+                }
+            }
+            optimizer_ = make_optimizer(pieces, options_.optimizer);
+            return state;
+        }
+        std::vector<std::unique_ptr<Parameter>> halves_;
+    };
+    expect(train_plain_zero<Broken>(true), false, true, true);
 }
 
 TEST(ZeroBreak, SumsOfMicroBatchesForgetTheFirst) {

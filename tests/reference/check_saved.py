@@ -3,9 +3,9 @@
 
     python3 tests/reference/check_saved.py [--write] DIR
 
-DIR holds gqa_untied/, tied_head_dim/, llama3_bf16/, gpt2/, latent/ and latent_no_q/ as saved by
-our program after loading the references of those names (any of them may be absent).
-Two ways to make them:
+DIR holds gqa_untied/, tied_head_dim/, llama3_bf16/, mistral/, gpt2/, latent/ and latent_no_q/ as
+saved by our program after loading the references of those names (any of them may be absent). Two
+ways to make them:
 
     ULTRASCALE_SAVED_DIR=DIR build/cpu/unit_test \\
         --gtest_filter=SaveCheckpoint.WritesWhatTransformersLoaded
@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 
 from make_reference import HERE, LOGIT_TOKENS, fnv1a, keep_float64
 
-NAMES = ["gqa_untied", "tied_head_dim", "llama3_bf16", "gpt2", "latent", "latent_no_q"]
+NAMES = ["gqa_untied", "tied_head_dim", "llama3_bf16", "mistral", "gpt2", "latent", "latent_no_q"]
 
 
 def largest_difference(saved, name):

@@ -3,8 +3,8 @@
 
     python3 tests/reference/make_reference.py [NAME ...]   # torch 2.15, transformers 5.24; a minute
 
-It writes a folder that `--load` and `--data` read for each of three tiny Llamas, a GPT-2 and two
-models with latent attention (or only for those that are named):
+It writes a folder that `--load` and `--data` read for each of three tiny Llamas, a Mistral, a GPT-2
+and two models with latent attention (or only for those that are named):
 
     gqa_untied    grouped-query attention, untied head; one fp32 file; config.json as
                   transformers 5 writes it
@@ -12,13 +12,15 @@ models with latent attention (or only for those that are named):
                   fp32 file; config.json as transformers 4 wrote it, with null for rope_scaling
     llama3_bf16   rope_type llama3 (the legacy key "type"), untied; bf16, two shards with an index;
                   config.json as transformers 4 wrote it
+    mistral       a sliding window of 13 tokens, tied head; one fp32 file
     gpt2          feed-forward of another size than 4 h, tied head; one fp32 file
     latent        DeepSeek-V3 with dense layers only: all sizes of its heads differ, and
                   rms_norm_eps is not that of the latents' norms
     latent_no_q   DeepSeek-V2 with dense layers only, whose queries are not compressed
 
 and in each folder expected.json: losses and gradient norms (before clipping) of AdamW steps, in
-float64 and in float32, and the logits of the first 16 tokens in float64.
+float64 and in float32, and the logits of the first 16 tokens in float64; of mistral also one step
+in which the first 20 tokens see each other.
 
     step s: samples s*8 .. s*8+7 of tokens.bin (uint16), sample k = tokens[64 k .. 64 k + 64];
             loss = mean over 512 targets
@@ -37,10 +39,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import (AutoModelForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM,
                           DeepseekV3Config, DeepseekV3ForCausalLM, GPT2Config, GPT2LMHeadModel,
-                          LlamaConfig, LlamaForCausalLM)
+                          LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM)
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 
 HERE = pathlib.Path(__file__).parent
 SEQ, BATCH, LOGIT_TOKENS = 64, 8, 16
@@ -105,7 +108,7 @@ def write_random():
 # ---- transformers in true float64 ----------------------------------------------------------------
 def keep_float64():
     """transformers computes norms, softmax and rotary angles in float32 whatever the dtype; here
-    they follow the dtype."""
+    they follow the dtype. The mask is transformers' own."""
     def norm(self, x):
         mean_square = x.pow(2).mean(-1, keepdim=True)
         return self.weight * (x * torch.rsqrt(mean_square + self.variance_epsilon))
@@ -118,10 +121,7 @@ def keep_float64():
     def attention(module, query, key, value, attention_mask, scaling, **unused):
         key = modeling_llama.repeat_kv(key, module.num_key_value_groups)
         value = modeling_llama.repeat_kv(value, module.num_key_value_groups)
-        scores = query @ key.transpose(2, 3) * scaling
-        length = scores.shape[-1]
-        future = torch.ones(length, length, dtype=torch.bool).triu(1)
-        probabilities = scores.masked_fill(future, -torch.inf).softmax(-1)
+        probabilities = (query @ key.transpose(2, 3) * scaling + attention_mask).softmax(-1)
         return (probabilities @ value).transpose(1, 2).contiguous(), probabilities
 
     def complex_rotary(self, x, position_ids):
@@ -134,15 +134,13 @@ def keep_float64():
             return torch.view_as_real(pairs).flatten(3)
         return rotated(q), rotated(k)
 
-    modeling_llama.LlamaRMSNorm.forward = norm
-    modeling_llama.LlamaRotaryEmbedding.forward = rotary
-    modeling_deepseek_v2.DeepseekV2RMSNorm.forward = norm
+    for modeling, name in [(modeling_llama, "Llama"), (modeling_mistral, "Mistral"),
+                           (modeling_deepseek_v2, "DeepseekV2"), (modeling_deepseek_v3, "DeepseekV3")]:
+        getattr(modeling, name + "RMSNorm").forward = norm
+        getattr(modeling, name + "RotaryEmbedding").forward = rotary
+        modeling.eager_attention_forward = attention
     modeling_deepseek_v2.DeepseekV2RotaryEmbedding.forward = complex_rotary
     modeling_deepseek_v2.apply_rotary_emb = rotate
-    modeling_deepseek_v3.DeepseekV3RMSNorm.forward = norm
-    modeling_deepseek_v3.DeepseekV3RotaryEmbedding.forward = rotary
-    for module in (modeling_llama, modeling_deepseek_v2, modeling_deepseek_v3):
-        module.eager_attention_forward = attention
 
 
 def train(folder, dtype, steps):
@@ -167,6 +165,25 @@ def train(folder, dtype, steps):
         result["loss"].append(float(loss.detach()))
         optimizer.step()
     return result, logits
+
+
+def step_with_prefix(folder, prefix):
+    """The first step's loss and gradient norm if so many first tokens see each other, within the
+    sliding window; their targets do not count."""
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager",
+                                                 dtype=torch.float64)
+    tokens = torch.from_numpy(np.fromfile(folder / "tokens.bin", dtype=np.uint16).astype(np.int64))
+    batch = torch.stack([tokens[k * SEQ:k * SEQ + SEQ + 1] for k in range(BATCH)])
+    query, key = torch.arange(SEQ)[:, None], torch.arange(SEQ)[None]
+    seen = ((key <= query) | (key < prefix)) & (key > query - model.config.sliding_window)
+    hidden = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    out = model(batch[:, :-1], attention_mask=hidden, use_cache=False).logits
+    first = prefix - 1  # the last token of the prefix does not see its target
+    loss = torch.nn.functional.cross_entropy(out[:, first:].flatten(0, 1),
+                                             batch[:, 1 + first:].flatten())
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return {"tokens": prefix, "loss": float(loss.detach()), "grad_norm": float(norm)}
 
 
 # ---- the checkpoints -----------------------------------------------------------------------------
@@ -262,6 +279,17 @@ def write_llama3_bf16(folder):
     make_tokens(64, 32 * SEQ + 1, 3).tofile(folder / "tokens.bin")
 
 
+def write_mistral(folder):
+    config = MistralConfig(vocab_size=101, hidden_size=32, intermediate_size=56,
+                           num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                           head_dim=8, max_position_embeddings=128, rms_norm_eps=1e-5,
+                           tie_word_embeddings=True, sliding_window=13, bos_token_id=None,
+                           eos_token_id=None)
+    make_model(config, 5, embedding_std=0.2, make=MistralForCausalLM).save_pretrained(folder)
+    finish(folder)
+    make_tokens(101, 64 * SEQ + 1, 5).tofile(folder / "tokens.bin")
+
+
 def write_gpt2(folder):
     config = GPT2Config(vocab_size=101, n_positions=80, n_embd=40, n_layer=2, n_head=5, n_inner=96,
                         bos_token_id=None, eos_token_id=None)
@@ -309,8 +337,9 @@ def main():
     torch.set_num_threads(2)
     write_random()
     references = [("gqa_untied", write_gqa_untied, 8), ("tied_head_dim", write_tied_head_dim, 8),
-                  ("llama3_bf16", write_llama3_bf16, 4), ("gpt2", write_gpt2, 8),
-                  ("latent", write_latent, 8), ("latent_no_q", write_latent_no_q, 8)]
+                  ("llama3_bf16", write_llama3_bf16, 4), ("mistral", write_mistral, 8),
+                  ("gpt2", write_gpt2, 8), ("latent", write_latent, 8),
+                  ("latent_no_q", write_latent_no_q, 8)]
     references = [r for r in references if r[0] in sys.argv[1:] or len(sys.argv) == 1]
     for name, write, _ in references:
         (HERE / name).mkdir(exist_ok=True)
@@ -324,6 +353,8 @@ def main():
         difference = max(abs(a - b) for a, b in zip(results[name]["float32"]["loss"], losses))
         print(f"{name}: losses {losses[0]:.4f} .. {losses[-1]:.4f}, "
               f"largest difference float32 - float64 {difference:.1e}")
+        if name == "mistral":
+            results[name]["prefix"] = step_with_prefix(HERE / name, 20)
         expected = {"seq": SEQ, "global_batch": BATCH, "steps": steps, **results[name],
                     "logits": [[float(f"{v:.9g}") for v in row] for row in logits.tolist()]}
         (HERE / name / "expected.json").write_text(json.dumps(expected) + "\n")

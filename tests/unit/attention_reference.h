@@ -16,42 +16,46 @@ struct Case {
     int64_t q_offset = 0, k_offset = 0;
     bool documents = false;
     int64_t stride = 1;
+    int64_t window = 0, prefix = 0;
+    bool has_starts() const { return documents || window > 0; }
 };
 
-// Draws documents of random lengths. Returns each query's first position of its document.
+// Draws documents of random lengths. Returns the first position that each query sees: that of its
+// document, or of its window.
 inline Tensor document_starts(const Case& c, uint64_t seed) {
     std::mt19937_64 generator(seed);
     std::vector<int32_t> starts;
     for (int64_t b = 0; b < c.B; ++b) {
-        int32_t start = int32_t(c.q_offset) / 2;
+        int32_t start = c.documents ? int32_t(c.q_offset) / 2 : 0;
         for (int64_t i = 0; i < c.Tq; ++i) {
-            if (generator() % 29 == 0) {
+            if (c.documents && generator() % 29 == 0) {
                 start = int32_t(c.q_offset + i * c.stride);
                 // often at a token that the stride skips
                 if (c.stride > 1) start -= int32_t(generator() % uint64_t(c.stride));
             }
-            starts.push_back(start);
+            const int64_t reach = c.window > 0 ? c.q_offset + i * c.stride - c.window + 1 : 0;
+            starts.push_back(std::max(start, int32_t(reach)));
         }
     }
     return integers(starts, {c.B, c.Tq});
 }
 
 inline ops::AttentionMask mask_of(const Case& c) {
-    return {c.causal, c.q_offset, c.k_offset, c.documents ? document_starts(c, 99) : Tensor(),
-            c.stride};
+    return {c.causal, c.q_offset, c.k_offset, c.has_starts() ? document_starts(c, 99) : Tensor(),
+            c.stride, c.prefix};
 }
 
 // Attention in double precision, by its formulas.
 struct Reference {
     Case c;
-    Doubles starts;  // empty without documents
+    Doubles starts;  // empty without documents and window
     explicit Reference(const Case& c) : c(c) {
-        if (c.documents) starts = to_double(document_starts(c, 99));
+        if (c.has_starts()) starts = to_double(document_starts(c, 99));
     }
 
     bool visible(int64_t b, int64_t i, int64_t j) const {
         const int64_t key = c.k_offset + j * c.stride;
-        if (c.causal && key > c.q_offset + i * c.stride) return false;
+        if (c.causal && key > c.q_offset + i * c.stride && key >= c.prefix) return false;
         return starts.empty() || double(key) >= starts[b * c.Tq + i];
     }
     size_t q_at(int64_t b, int64_t i, int64_t h) const {

@@ -189,10 +189,36 @@ TEST(Config, RopeOfTransformers4And5) {
                    "partial_rotary_factor = 0.5 is not supported; 1.0 is");
 }
 
+// transformers' MistralConfig: absent means 4096, null no window; layer_types says it again.
+TEST(Config, ReadsMistralsWindow) {
+    const auto window = [](json changes) {
+        changes["model_type"] = "mistral", changes["num_key_value_heads"] = 4;
+        const LlamaConfig c = config_with(changes);
+        EXPECT_EQ(std::string(model_type(c)), c.window > 0 ? "mistral" : "llama");
+        return c.window;
+    };
+    EXPECT_EQ(window({}), 4096);
+    EXPECT_EQ(window({{"sliding_window", nullptr}}), 0);
+    EXPECT_EQ(window({{"sliding_window", 13}}), 13);
+    EXPECT_EQ(window({{"sliding_window", 13},
+                      {"layer_types", {"sliding_attention", "sliding_attention"}}}),
+              13);
+    expect_refused({{"model_type", "mistral"},
+                    {"num_key_value_heads", 4},
+                    {"sliding_window", 13},
+                    {"layer_types", {"full_attention"}}},
+                   "layers with different windows are not supported");
+    expect_refused({{"model_type", "mistral"}, {"num_key_value_heads", 4}, {"sliding_window", -1}},
+                   "config: sliding_window = -1 is negative");
+    expect_refused({{"model_type", "mistral"}, {"sliding_window", "big"}},
+                   "sliding_window = \"big\" is not an integer");
+}
+
 TEST(Config, RefusesWhatIsNotSupported) {
-    expect_refused({{"model_type", "mistral"}},
-                   "model_type = \"mistral\" is not supported; \"llama\", \"gpt2\", \"mixtral\", "
-                   "\"qwen3_moe\", \"deepseek\", \"deepseek_v2\" and \"deepseek_v3\" are");
+    expect_refused({{"model_type", "gemma"}},
+                   "model_type = \"gemma\" is not supported; \"llama\", \"mistral\", \"gpt2\", "
+                   "\"mixtral\", \"qwen3_moe\", \"deepseek\", \"deepseek_v2\" and "
+                   "\"deepseek_v3\" are");
     expect_refused({{"architectures", {"LlamaForSequenceClassification"}}},
                    "architectures = [\"LlamaForSequenceClassification\"] is not supported");
     expect_refused({{"hidden_act", "gelu"}}, "hidden_act = \"gelu\" is not supported; \"silu\" is");

@@ -55,7 +55,8 @@ inline Pairs visible(const SequenceCut& cut, int64_t rank, int64_t owner, Range 
     for (int64_t i = 0; i < cut.length(); ++i)
         for (int64_t j = keys.begin; j < keys.end; ++j) {
             const int64_t q = cut.position(rank, i), k = cut.position(owner, j);
-            if (k <= q && k >= (starts ? starts[q] : 0)) pairs[{i, j}] = 1;
+            const bool after = k > q && k >= cut.mask().prefix;
+            if (!after && k >= (starts ? starts[q] : 0)) pairs[{i, j}] = 1;
         }
     return pairs;
 }
@@ -71,7 +72,7 @@ inline Pairs through(const std::vector<Block>& blocks, const SequenceCut& cut, i
                 const int64_t q = mask.q_offset + (i - queries.begin) * mask.stride,
                               k = mask.k_offset + (j - keys.begin) * mask.stride;
                 const int64_t from = starts ? starts[cut.position(rank, i)] : 0;
-                if ((!mask.causal || q >= k) && k >= from) ++pairs[{i, j}];
+                if ((!mask.causal || q >= k || k < mask.prefix) && k >= from) ++pairs[{i, j}];
             }
     }
     return pairs;

@@ -72,13 +72,19 @@ std::string describe(const StepShape& s) {
         "L {} h {} H {} K {} D {} F {} V {} tied {}, B {} T {}, {} grads {}, recompute {} "
         "attention {} chunk {}",
         c.layers, c.hidden, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied, s.micro_batch,
-        s.seq, dtype_name(s.model.dtype), dtype_name(s.grad_dtype), int(s.model.recompute),
+        s.seq, dtype_name(s.model.dtype), dtype_name(s.grad_dtype), s.model.recompute.text(),
         int(s.model.attention), s.model.loss_chunk);
 }
 
 // Checks all kinds of recomputation, attention, dtypes and loss chunks of one model, to the byte.
 void expect_exact(StepShape s) {
-    for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+    for (const Recompute& recompute : std::initializer_list<Recompute>{Recompute::none,
+                                                                       Recompute::selective,
+                                                                       Recompute::full,
+                                                                       {1, 0},
+                                                                       {1, 1},
+                                                                       {0, 1},
+                                                                       {3, 0}})
         for (AttentionKind attention : {AttentionKind::flash, AttentionKind::naive})
             for (int64_t chunk : {int64_t(0), int64_t(5), s.micro_batch * s.seq + 3}) {
                 s.model.recompute = recompute;
@@ -204,6 +210,9 @@ TEST(Flops, PerToken) {
         Recompute::full;  // the layers' forward again, without embedding, head and final norm
     EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)),
                      2.0 * (8030261248 - 2 * 128256 * 4096 - 4096) + 2 * scores);
+    s.model.recompute = {4, 12};  // of 32 layers
+    EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)),
+                     2.0 * (8030261248 - 2 * 128256 * 4096 - 4096) * 4 / 32 + 2 * scores * 16 / 32);
     s.model = {.dtype = DType::bf16};
     EXPECT_DOUBLE_EQ(recomputed_flops_per_token(s, parameter_count(c)),
                      scores);  // flash: its backward computes the scores again

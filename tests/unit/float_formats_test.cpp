@@ -50,8 +50,9 @@ void expect_nearest(const char* name) {
         const uint32_t nearest[] = {below, below, below + below % 2, below + 1};
         const char* const where[] = {"the number of code", "below the middle of codes",
                                      "the middle of codes", "above the middle of codes"};
-        const uint32_t code = nearest[i % 8 / 2],
-                       want = i % 2 == 0 || code == Format::nan ? code : code | Format::sign;
+        const uint32_t code = std::min(nearest[i % 8 / 2], Format::nan),
+                       want = i % 2 == 0 || std::isnan(Format::decode(code)) ? code
+                                                                             : code | Format::sign;
         ASSERT_EQ(Format::encode(cases[i]), want)
             << fmt::format("{} of {} ({} {}{})", name, cases[i], where[i % 8 / 2], below,
                            i % 8 < 2 ? "" : fmt::format(" and {}", below + 1));
@@ -59,6 +60,7 @@ void expect_nearest(const char* name) {
 }
 
 TEST(FloatFormats, EncodesTheNearestAndOfTwoTheEven) {
+    expect_nearest<formats::E2m1>("e2m1");
     expect_nearest<formats::E4m3>("e4m3");
     expect_nearest<formats::E5m2>("e5m2");
     expect_nearest<formats::E5m6>("e5m6");
@@ -92,6 +94,7 @@ TEST(FloatFormats, EveryCodeAndHalfwayCaseEqualsMlDtypes) {
     expect_equal<formats::E5m6>("e5m6");
     expect_equal<formats::E5m2>("e5m2");
     expect_equal<formats::E4m3>("e4m3");
+    expect_equal<formats::E2m1>("e2m1");
 }
 
 // tensor.h's types are the formats; NaN's codes may differ.
@@ -134,6 +137,10 @@ TEST(FloatFormats, Limits) {
     EXPECT_EQ(E4m3::smallest_normal(), 0x1p-6f);
     EXPECT_EQ(E4m3::smallest(), 0x1p-9f);
     EXPECT_EQ(E4m3::epsilon(), 0.125f);
+    EXPECT_EQ(E2m1::largest(), 6);
+    EXPECT_EQ(E2m1::smallest_normal(), 1);
+    EXPECT_EQ(E2m1::smallest(), 0.5f);
+    EXPECT_EQ(E2m1::bits, 4);
 }
 
 template <class Format>
@@ -164,6 +171,11 @@ TEST(FloatFormats, OverflowSaturatesOrNot) {
     expect_overflow<formats::E5m6>(65280);
     expect_overflow<formats::E5m2>(61440);  // halfway: the even code is infinity's
     expect_overflow<formats::E4m3>(std::nextafter(464.0f, 500.0f));  // halfway: 448 is even
+    for (const float huge : {5.0001f, 7.0f, 1e38f, INFINITY, NAN})   // e2m1 has only numbers
+        for (const Overflow overflow : {Overflow::saturate, Overflow::infinite}) {
+            EXPECT_EQ(formats::E2m1::decode(formats::E2m1::encode(huge, overflow)), 6);
+            EXPECT_EQ(formats::E2m1::decode(formats::E2m1::encode(-huge, overflow)), -6);
+        }
     EXPECT_EQ(float(e4m3(1e9f)), 448);
     EXPECT_EQ(float(e5m2(-INFINITY)), -57344);
     EXPECT_TRUE(std::isnan(float(e4m3(NAN))));
@@ -194,6 +206,7 @@ TEST(FloatFormats, StochasticRoundingIsUnbiased) {
         expect_unbiased<formats::Fp16>(x);
         expect_unbiased<formats::E5m2>(x);
         expect_unbiased<formats::E4m3>(x);
+        if (std::abs(x) < 6) expect_unbiased<formats::E2m1>(x);
     }
 }
 

@@ -110,7 +110,8 @@ inline std::vector<ModelOptions> all_options(std::vector<DType> dtypes = {DType:
     for (DType dtype : dtypes)
         for (AttentionKind attention : {AttentionKind::flash, AttentionKind::naive})
             for (int64_t chunk : {0, 7})
-                for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+                for (const Recompute& recompute : std::initializer_list<Recompute>{
+                         Recompute::none, Recompute::selective, Recompute::full, {1, 1}})
                     all.push_back({dtype, recompute, attention, chunk});
     return all;
 }

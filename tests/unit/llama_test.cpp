@@ -14,9 +14,9 @@ TEST(Llama, RecomputationAndSplitBackwardGiveTheSameBits) {
             const auto model = make(small(tied), options);
             const Result result = run(*model, batches);
             if (options.recompute == Recompute::none) plain = result;
-            EXPECT_EQ(result, plain) << "recomputation " << int(options.recompute);
+            EXPECT_EQ(result, plain) << "recomputation " << options.recompute.text();
             EXPECT_EQ(run(*model, batches, true), plain)
-                << "split backward, recomputation " << int(options.recompute);
+                << "split backward, recomputation " << options.recompute.text();
         }
     }
 }

@@ -95,7 +95,7 @@ StepShape shape_of(const MemorySettings& m) {
     config.experts.router.top_k = whole(m.top);
     return {.config = config,
             .model = {.dtype = m.e == 4 ? DType::fp32 : DType::bf16,
-                      .recompute = Recompute(whole(m.recompute)),
+                      .recompute = Recompute::Kind(whole(m.recompute)),
                       .attention = m.naive == 1 ? AttentionKind::naive : AttentionKind::flash},
             .grad_dtype = m.g == 4 ? DType::fp32 : DType::bf16,
             .micro_batch = whole(m.b),

@@ -34,6 +34,14 @@ const Case cases[] = {
     {1, 90, 130, 2, 2, 10, true, 101, 302, true, 3},  // documents begin between the stride's tokens
     {2, 130, 100, 2, 1, 16, true, 100, 1, true, 2},
     {1, 80, 130, 2, 1, 16, false, 1, 0, true, 2},
+    {2, 200, 200, 4, 2, 16, true, 0, 0, false, 1, 37},         // a window
+    {1, 300, 300, 2, 1, 16, true, 0, 0, true, 1, 21},          // documents, some longer than it
+    {1, 100, 90, 2, 1, 16, true, 60, 0, false, 1, 50},         // some queries see no key
+    {2, 200, 200, 4, 2, 16, true, 0, 0, false, 1, 0, 77},      // a prefix
+    {1, 100, 100, 2, 1, 16, true, 40, 70, false, 1, 0, 120},   // it ends among these keys
+    {1, 90, 130, 2, 2, 10, true, 101, 302, false, 3, 0, 500},  // and between the stride's
+    {1, 100, 100, 2, 1, 16, true, 500, 0, false, 1, 0, 40},    // it is behind all queries
+    {2, 200, 200, 4, 2, 16, true, 0, 0, false, 1, 37, 130},    // both
 };
 // More cases for the tensor-core kernels' tiles: heads of 64 and 128, 64 to 192 queries and 32 to
 // 128 keys at a time.
@@ -55,12 +63,20 @@ const Case tile_cases[] = {
     {2, 300, 200, 2, 1, 64, true, 200, 301, true, 3},
     {1, 300, 300, 2, 1, 128, true, 2, 1, true, 2},
     {1, 130, 330, 2, 1, 64, false, 1, 0, true, 2},
+    {2, 400, 400, 2, 1, 64, true, 0, 0, false, 1, 100},
+    {1, 700, 700, 2, 1, 128, true, 0, 0, false, 1, 70},
+    {2, 400, 400, 2, 1, 64, true, 0, 0, false, 1, 0, 230},
+    {1, 300, 300, 2, 2, 128, true, 0, 0, false, 1, 0, 299},
+    {1, 300, 300, 2, 1, 128, true, 100, 150, false, 1, 0, 300},
+    {1, 260, 260, 2, 1, 64, true, 1, 3, false, 4, 0, 500},
+    {2, 400, 400, 2, 1, 64, true, 0, 0, false, 1, 90, 230},
 };
 
 std::string name(const Case& c, DType dtype) {
-    return fmt::format("{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {} stride {}",
-                       dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K, c.D, c.causal, c.q_offset,
-                       c.k_offset, c.stride);
+    return fmt::format(
+        "{} B {} Tq {} Tk {} H {} K {} D {} causal {} offsets {} {} stride {} window {} prefix {}",
+        dtype_name(dtype), c.B, c.Tq, c.Tk, c.H, c.K, c.D, c.causal, c.q_offset, c.k_offset,
+        c.stride, c.window, c.prefix);
 }
 
 // Calls check(case, tensors, expected o, lse and probabilities, expected gradients, bound) for each

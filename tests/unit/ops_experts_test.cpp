@@ -8,6 +8,7 @@
 
 #include "core/device.h"
 #include "core/ops.h"
+#include "core/ops_fp8.h"
 #include "tests/test_util.h"
 
 namespace ultrascale {
@@ -121,6 +122,55 @@ TEST(OpsExpertsByRank, MistakesAreFound) {
     EXPECT_THROW(ops::ranks_of_experts(unwritten({3, 2}), experts, 2), std::logic_error);
     EXPECT_THROW(ops::ranks_of_experts(unwritten({2, 2}), experts, 0), std::logic_error);
     EXPECT_THROW(ops::experts_of_rows(unwritten({2, 3}), row_map, experts, 2), std::logic_error);
+}
+
+// A packed row holds the numbers and scales that ops::quantise computes, in another order, and
+// converts back to the same values. Each is off by at most 1/16 of itself, or by half of the
+// smallest step.
+TEST(OpsFp8Rows, AreQuantisedInBlocks) {
+    for (const DType dtype : dtypes)
+        for (const auto& [N, h] :
+             std::vector<std::pair<int64_t, int64_t>>{{0, 128}, {1, 128}, {5, 384}, {300, 256}}) {
+            SCOPED_TRACE(fmt::format("{} N {} h {}", dtype_name(dtype), N, h));
+            const Tensor x = random_tensor({N, h}, dtype, 98),
+                         packed = poisoned({N, ops::packed_columns(h, dtype)}, dtype),
+                         back = poisoned({N, h}, dtype), want = poisoned({N * h / 128, 128}, dtype);
+            EXPECT_EQ(packed.bytes(), N * (h + h / 32));
+            ops::pack_fp8_rows(packed, x);
+            ops::unpack_fp8_rows(back, packed);
+            const Tensor blocks = x.view(want.shape());
+            const ops::Quantised q = ops::empty_quantised(blocks.rows(), 128, DType::e4m3,
+                                                          ops::ScaleGroup::row, Memory::workspace);
+            if (N > 0) ops::quantise(q, {}, blocks, {.group = ops::ScaleGroup::row});
+            if (N > 0) ops::dequantise(want, q, ops::ScaleGroup::row);
+            EXPECT_EQ(to_double(back), to_double(want));
+            const Doubles from = to_double(x), to = to_double(back);
+            const double narrow = dtype == DType::fp32 ? 0 : 1.0 / 256;  // of the last rounding
+            for (size_t first = 0; first < from.size(); first += 128) {
+                double largest = 0;
+                for (size_t i = first; i < first + 128; ++i)
+                    largest = std::max(largest, std::abs(from[i]));
+                for (size_t i = first; i < first + 128; ++i)
+                    EXPECT_LE(std::abs(to[i] - from[i]),
+                              std::max(std::abs(from[i]) * (1.0 / 16 + narrow),
+                                       largest / 448 / 1024 * 1.01));
+            }
+        }
+}
+
+TEST(OpsFp8Rows, ZerosInfinitiesAndMistakes) {
+    Doubles values(256, 0);
+    values[130] = INFINITY, values[131] = 5;
+    const Tensor x = tensor_of(values, {2, 128}, DType::fp32),
+                 packed = poisoned({2, 33}, DType::fp32), back = poisoned({2, 128}, DType::fp32);
+    ops::pack_fp8_rows(packed, x);
+    ops::unpack_fp8_rows(back, packed);
+    const Doubles to = to_double(back);
+    for (size_t i = 0; i < 128; ++i) EXPECT_EQ(to[i], 0);
+    for (size_t i = 128; i < 256; ++i) EXPECT_TRUE(std::isnan(to[i]));
+    EXPECT_THROW(ops::pack_fp8_rows(poisoned({2, 32}, DType::fp32), x), std::logic_error);
+    EXPECT_THROW(ops::pack_fp8_rows(packed, poisoned({2, 96}, DType::fp32)), std::logic_error);
+    EXPECT_THROW(ops::unpack_fp8_rows(poisoned({2, 128}, DType::bf16), packed), std::logic_error);
 }
 
 struct Sizes {

@@ -71,6 +71,8 @@ TEST(OpsLayerNorm, ForwardAndBackward) {
             const Tensor y = poisoned({N, h}, dtype), statistics = poisoned({N, 2}, DType::fp32),
                          dx = poisoned({N, h}, dtype);
             const Tensor dw = random_tensor({h}, dtype, 5), db = random_tensor({h}, dtype, 6);
+            // The longest row's sums, if nothing vectorizes them, round 16,392 times in a row.
+            const double allowed = tolerance(dtype) * (h > 8192 ? 2 : 1);
             NormGradients want = norm_backward(to_double(x), to_double(w), to_double(dy));
             const Doubles dw_before = to_double(dw), db_before = to_double(db);
             for (int64_t i = 0; i < h; ++i) want.dw[i] += dw_before[i], want.db[i] += db_before[i];
@@ -78,17 +80,17 @@ TEST(OpsLayerNorm, ForwardAndBackward) {
             ops::layernorm_forward(y, statistics, x, w, b, float(eps));
             ops::layernorm_backward(dx, dw, db, dy, x, statistics, w);
             EXPECT_LT(relative_error(y, norm_forward(to_double(x), to_double(w), to_double(b))),
-                      tolerance(dtype));
-            EXPECT_LT(relative_error(dx, want.dx), tolerance(dtype)) << N << " " << h;
-            EXPECT_LT(relative_error(dw, want.dw), tolerance(dtype)) << N << " " << h;
-            EXPECT_LT(relative_error(db, want.db), tolerance(dtype)) << N << " " << h;
+                      allowed);
+            EXPECT_LT(relative_error(dx, want.dx), allowed) << N << " " << h;
+            EXPECT_LT(relative_error(dw, want.dw), allowed) << N << " " << h;
+            EXPECT_LT(relative_error(db, want.db), allowed) << N << " " << h;
 
             // With a residual, in place.
             const Tensor residual = random_tensor({N, h}, dtype, 7);
             Doubles sum = to_double(residual);
             for (size_t i = 0; i < sum.size(); ++i) sum[i] += want.dx[i];
             ops::layernorm_backward(residual, dw, db, dy, x, statistics, w, residual);
-            EXPECT_LT(relative_error(residual, sum), tolerance(dtype));
+            EXPECT_LT(relative_error(residual, sum), allowed);
         }
 }
 

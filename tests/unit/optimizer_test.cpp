@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/ops.h"
+#include "model/muon.h"
 #include "tests/test_util.h"
 #include "train/gradients.h"
 
@@ -183,6 +184,29 @@ TEST(LearningRate, CosineFallsToATenthAndStaysThere) {
 TEST(LearningRate, WarmUpAsLongAsTheRun) {
     const OptimizerOptions options{.lr = 1, .cosine = true, .warmup = 5, .total_steps = 5};
     for (int64_t step = 0; step < 8; ++step) EXPECT_GT(learning_rate(options, step), 0) << step;
+}
+
+// A layer's matrix has one state, everything else AdamW's two; a piece of a matrix is refused.
+TEST(Muon, UpdatesWholeMatricesOfLayers) {
+    ParameterList list;
+    Parameter* matrix = list.add({.name = "model.layers.0.mlp.up_proj.weight", .shape = {5, 7}});
+    list.add({.name = "model.layers.0.input_layernorm.weight", .shape = {7}});
+    list.add({.name = "model.embed_tokens.weight", .shape = {9, 7}});
+    list.allocate_values(DType::bf16);
+    list.allocate_grads(DType::bf16);
+    EXPECT_EQ(Muon::numel(list), 35);
+    const std::unique_ptr<AdamW> muon = make_optimizer(items_of(list), {.muon = true});
+    std::vector<std::string> names;
+    int64_t bytes = 0;
+    for (const TensorPart& part : muon->states())
+        names.push_back(part.name), bytes += part.tensor.bytes();
+    EXPECT_EQ(bytes, (35 + 7 + 63) * 12 - 35 * 4);
+    EXPECT_TRUE(std::ranges::count(names, "momentum.model.layers.0.mlp.up_proj.weight"));
+    EXPECT_FALSE(std::ranges::count(names, "exp_avg.model.layers.0.mlp.up_proj.weight"));
+    EXPECT_TRUE(std::ranges::count(names, "exp_avg.model.embed_tokens.weight"));
+    EXPECT_THROW(make_optimizer({{matrix, 0, matrix->value.slice(0, 3), matrix->grad.slice(0, 3)}},
+                                {.muon = true}),
+                 std::exception);
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 // keys a query sees. Private to common/cuda.
 //
 // The keys that query i of sequence b sees are always one contiguous range, [begin, end), which may
-// be empty. Its end comes from causality and grows with i; its begin comes from the documents and
-// costs a read of document_starts[b, i].
+// be empty. Its end comes from causality and the prefix, and grows with i; its begin comes from the
+// documents and the window, and costs a read of document_starts[b, i].
 #pragma once
 
 #include <cuda_bf16.h>
@@ -50,10 +50,11 @@ struct DeviceMask {
     int64_t shift, k_offset;
     const int32_t* starts;  // document_starts (B, Tq), or null
     int64_t Tq, Tk;
+    int prefix;  // with `causal`, every query sees these first keys
 
     // The end of the keys that query i may see, ignoring documents.
     __device__ int key_end(int64_t i) const {
-        return !causal ? int(Tk) : int(min(max(shift + i + 1, int64_t(0)), Tk));
+        return !causal ? int(Tk) : int(min(max(shift + i + 1, int64_t(prefix)), Tk));
     }
     // The keys [begin, end) that query i of sequence b sees; an empty range if there is no such
     // query.
@@ -65,7 +66,7 @@ struct DeviceMask {
     }
     // The first query that sees this key, ignoring documents; Tq or more if none does.
     __device__ int64_t first_query(int64_t key) const {
-        return causal ? max(key - shift, int64_t(0)) : 0;
+        return causal && key >= prefix ? max(key - shift, int64_t(0)) : 0;
     }
 
     // The range for queries first .. first + rows - 1 (those below Tq; first < Tq). Each warp
@@ -96,23 +97,28 @@ inline DeviceMask device_mask(const AttentionMask& mask, const AttentionSizes& n
     const Tensor& starts = mask.document_starts;
     check(mask.stride == 1, "attention: kernels count keys, not positions");
     check(!starts || starts.numel() == n.B * n.Tq, "attention: document_starts is (B, Tq)");
-    return {mask.causal,   mask.q_offset - mask.k_offset,
-            mask.k_offset, starts ? starts.as<int32_t>() : nullptr,
-            n.Tq,          n.Tk};
+    return {mask.causal,
+            mask.q_offset - mask.k_offset,
+            mask.k_offset,
+            starts ? starts.as<int32_t>() : nullptr,
+            n.Tq,
+            n.Tk,
+            int(std::min(prefix_in_keys(mask), n.Tk))};
 }
 
 // The number of pairs of a query and a key that it sees, over all sequences, for FLOP counts. It
 // ignores documents, whose starts are on the device. `mask` must be counted in keys.
 inline double visible_pairs(const AttentionMask& mask, const AttentionSizes& n) {
     if (!mask.causal) return double(n.B) * double(n.Tq) * double(n.Tk);
-    // Query i sees i + shift + 1 keys, but at least 0 (queries before `some`) and at most Tk
-    // (queries from `all` on).
-    const int64_t shift = mask.q_offset - mask.k_offset;
-    const int64_t some = std::clamp<int64_t>(-shift, 0, n.Tq),
+    // Query i sees i + shift + 1 keys, but at least the prefix (queries before `some`) and at most
+    // Tk (queries from `all` on).
+    const int64_t shift = mask.q_offset - mask.k_offset,
+                  prefix = std::min(prefix_in_keys(mask), n.Tk);
+    const int64_t some = std::clamp<int64_t>(prefix - shift, 0, n.Tq),
                   all = std::clamp<int64_t>(n.Tk - shift, some, n.Tq);
     const double first = double(some + shift + 1), last = double(all + shift);
-    return double(n.B) *
-           (double(all - some) * (first + last) / 2 + double(n.Tq - all) * double(n.Tk));
+    return double(n.B) * (double(some) * double(prefix) + double(all - some) * (first + last) / 2 +
+                          double(n.Tq - all) * double(n.Tk));
 }
 
 // The plain kernels (ops_attention_plain.cu). aligned: all tensors are aligned to 16 bytes.

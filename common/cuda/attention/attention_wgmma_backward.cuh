@@ -103,7 +103,8 @@ __device__ void hide_unseen(float (&score)[backward_queries(D) / 8][4], const Ba
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int column = 8 * j + first + e % 2, its_key = key + e / 2 * 8;
-            if (its_key < rows.begin[column] || its_key >= min(key_end + column, int(mask.Tk)))
+            if (its_key < rows.begin[column] ||
+                its_key >= min(max(key_end + column, mask.prefix), int(mask.Tk)))
                 score[j][e] = -INFINITY;
         }
 }

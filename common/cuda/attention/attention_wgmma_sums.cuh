@@ -46,8 +46,8 @@ struct alignas(16) BackwardRows {
     static constexpr int queries = backward_queries(D);
     float log2_sum[queries], delta[queries], factor[queries];
     int begin[queries];  // for each query: the first key of its document
-    // key_end: the end of the keys that the first query sees. If causal, each further query sees
-    // one more key, up to Tk.
+    // key_end: the end of the keys that the first query sees, without the prefix. If causal, each
+    // further query sees one more key, up to Tk.
     int highest_begin, key_end;
     int tiles_added;  // how many tiles of keys have added to the sums, with rounded_zero
 };
@@ -116,7 +116,7 @@ __device__ inline int first_query_tile(int first, int queries, const DeviceMask&
 __device__ inline int key_tiles_of(int tile, int queries, const DeviceMask& mask) {
     const int all = (int(mask.Tk) + backward_keys - 1) / backward_keys;
     if (!mask.causal || tile >= int(mask.Tq) / queries) return all;
-    const int64_t keys = max(int64_t(tile + 1) * queries + mask.shift, int64_t(0));
+    const int64_t keys = max(int64_t(tile + 1) * queries + mask.shift, int64_t(mask.prefix));
     return int(min((keys + backward_keys - 1) / backward_keys, int64_t(all)));
 }
 

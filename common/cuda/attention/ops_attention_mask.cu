@@ -22,11 +22,12 @@ AttentionMask counted_in_keys(const AttentionMask& mask) {
     const int64_t shift = shift_in_keys(mask);
     if (mask.stride == 1) return mask;
     const Tensor& starts = mask.document_starts;
-    if (!starts) return {mask.causal, shift};
+    const int64_t prefix = prefix_in_keys(mask);
+    if (!starts) return {.causal = mask.causal, .q_offset = shift, .prefix = prefix};
     const Tensor keys = Tensor::empty(starts.shape(), DType::int32, Memory::workspace);
     LAUNCH(first_keys, unsigned(ceil_div(starts.numel(), threads)), threads, 0)
     (data<int32_t>(keys), data<int32_t>(starts), starts.numel(), mask.k_offset, mask.stride);
-    return {mask.causal, shift, 0, keys};
+    return {mask.causal, shift, 0, keys, 1, prefix};
 }
 
 }  // namespace ultrascale::ops

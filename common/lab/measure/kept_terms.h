@@ -30,7 +30,10 @@ public:
         });
     }
     // Whether there is something to compare: full recomputation keeps none of it.
-    bool applies() const { return shape_.config.gpt && shape_.model.recompute != Recompute::full; }
+    bool applies() const {
+        const Recompute& recompute = shape_.model.recompute;
+        return shape_.config.gpt && recompute.same_in_all_layers() && recompute != Recompute::full;
+    }
     // Returns false if a term is neither kept as the formula says nor left out for a known reason.
     bool print_table() const {
         std::map<std::string, double> bytes = of_one_layer();

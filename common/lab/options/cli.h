@@ -16,6 +16,7 @@ struct Options {
     std::string model = "nano", load, save, data, val_data;
     int64_t layers = 0;         // 0: the model's own depth
     bool with_experts = false;  // the program trains models with experts
+    bool whole_matrices = false;  // a rank's matrices are whole, so Muon can update them
     int64_t steps = 40, seq = 0, micro_batch = 8, grad_accum = 1;
     int64_t val_every = 100;  // steps
     int64_t save_every = 0;   // steps; 0: only at the end
@@ -26,6 +27,7 @@ struct Options {
     uint64_t seed = 1;
     bool shuffle = false;
     int64_t document_token = -1, ignore_token = -1;  // -1: none (data.h: DataOptions)
+    int64_t window = 0, prefix = 0;                  // 0: the model's own; none
     DType dtype = DType::fp32;
     bool fp32_grads = false;
     Recompute recompute = Recompute::none;
@@ -64,9 +66,12 @@ struct Options {
     std::string data_name() const;  // in a checkpoint (checkpoint.h: TrainingState)
     const std::string& model_name() const { return load.empty() ? model : load; }  // in the report
     DType grad_dtype() const { return fp32_grads ? DType::fp32 : dtype; }
+    // Throws UserError if only some layers recompute, in a program that has no formulas for it.
+    void refuse_recompute_by_layer() const;
     // Throws UserError if --json or --html is given in a mode of the program that has no figures.
     void refuse_figures(const std::string& mode) const;
-    // The model's numbers from --model (a preset or a directory), --load and --layers.
+    // The model's numbers from --model (a preset or a directory), --load, --layers, --window and
+    // --prefix.
     LlamaConfig config() const;
 };
 
@@ -105,6 +110,8 @@ void add_shared_options(OptionList& options, Options& values);
 // (train/recordings.h). If these communicate, the `shared` options must allow it.
 OneOption add_cuda_graph(OptionList& options, bool& on);
 OneOption add_cuda_graph(OptionList& options, bool& on, const Options& shared);
+// --memory-budget GIB (lab/predict/budget.h), an option of the chapters that can predict it.
+OneOption add_memory_budget(OptionList& options, double& gib);
 // parse_command_line() with the shared options; an option that is not given has its value in
 // `defaults`. `add_own` adds the chapter's own options, whose rules may depend on the shared ones.
 // An output file that cannot be written is a UserError, too.

@@ -277,6 +277,13 @@ OneOption OptionList::flag(const std::string& name, const std::function<void(boo
                    ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast));
 }
 
+OneOption OptionList::text(const std::string& name,
+                           const std::function<void(const std::string&)>& read,
+                           const std::function<std::string()>& now, const std::string& what) {
+    values_.emplace_back(name, [now]() -> JsonValue { return now(); });
+    return one(app_->add_option_function<std::string>(name, read, what)->default_str(now()));
+}
+
 OneOption OptionList::choice(const std::string& name, const std::vector<std::string>& words,
                              const std::string& now,
                              const std::function<void(const std::string&)>& set,

@@ -116,6 +116,10 @@ public:
     OneOption flag(const std::string& name, bool& value, const std::string& what);
     OneOption flag(const std::string& name, const std::function<void(bool)>& set,
                    const std::string& what);
+    // --name TEXT, for `read`, which throws UserError if the text means nothing; `now`: what was
+    // read, or the default.
+    OneOption text(const std::string& name, const std::function<void(const std::string&)>& read,
+                   const std::function<std::string()>& now, const std::string& what);
     // Adds options that have no effect unless `condition` holds: only_if() applies to all options
     // that `add` adds, before rules of their own.
     void only_if(const std::function<bool()>& condition, const std::string& reason,

@@ -22,6 +22,12 @@ std::string Options::data_name() const {
     return path.empty() ? data : path;
 }
 
+void Options::refuse_recompute_by_layer() const {
+    if (!recompute.same_in_all_layers())
+        user_error("--recompute {}: here all layers do the same; use none, selective or full",
+                   recompute.text());
+}
+
 void Options::refuse_figures(const std::string& mode) const {
     for (const auto& [option, path] : {std::pair("--json", json), std::pair("--html", html)})
         if (!path.empty()) user_error("{}: {} has no figures to write", option, mode);
@@ -41,6 +47,8 @@ LlamaConfig Options::config() const {
         user_error("--layers {}: the checkpoint in {} has {}, and all of them are loaded", layers,
                    load, format_count(c.layers, "layer"));
     if (layers > 0) c.layers = layers;
+    if (window > 0) c.window = window;
+    c.prefix = prefix;
     validate(c);
     if (c.experts.count > 0 && !with_experts)
         user_error("{}: a model with experts; 06_expert_parallel trains such models",

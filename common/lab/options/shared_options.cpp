@@ -81,6 +81,11 @@ void add_shared_options(OptionList& options, Options& o) {
     options.add("--warmup", o.optimizer.warmup, "Steps of linear warm-up")
         .at_least(0)
         .show_default();
+    if (o.whole_matrices) {
+        options.choice("--optimizer", o.optimizer.muon, {{"adamw", false}, {"muon", true}},
+                       "AdamW for all parameters, or Muon for the matrices of layers");
+        options.training_options({"--optimizer"}, Another::refused);
+    }
     options.add("--weight-decay", o.optimizer.weight_decay, "Decoupled weight decay of matrices")
         .between(0, 1e6)
         .show_default();
@@ -97,16 +102,38 @@ void add_shared_options(OptionList& options, Options& o) {
              "positions restart, and as a target this token does not count")
         .at_least(0);
     options
+        .add(
+            "--window", o.window,
+            "Attention's sliding window: a token sees this many keys, its own and those before it. "
+            "Default: the checkpoint's, or all")
+        .at_least(1);
+    options
+        .add("--prefix", o.prefix,
+             "This many first tokens of each sequence see each other in both directions, and the "
+             "loss counts only what follows them (a prefix-LM)")
+        .at_least(1);
+    options
         .add("--ignore-token", o.ignore_token,
              "Targets equal to this token become -100 and do not count in the loss")
         .at_least(0);
     options.choice("--dtype", o.dtype, {{"fp32", DType::fp32}, {"bf16", DType::bf16}},
                    "Weights and activations (bf16 keeps fp32 master weights)");
     options.flag("--fp32-grads", o.fp32_grads, "With bf16: accumulate gradients in fp32");
-    options.choice(
-        "--recompute", o.recompute,
-        {{"none", Recompute::none}, {"selective", Recompute::selective}, {"full", Recompute::full}},
-        "Activation recomputation");
+    options.text(
+        "--recompute",
+        [&o](const std::string& text) {
+            const std::optional<Recompute> recompute = Recompute::parse(text);
+            if (!recompute)
+                user_error(
+                    "--recompute {}: give none, selective or full, for the first layers only "
+                    "full:8 or selective:8, or both, full:8,selective:12",
+                    printable(text));
+            o.recompute = *recompute;
+        },
+        [&o] { return o.recompute.text(); },
+        "What is computed again in backward: none, selective (attention's T x T matrix) or full "
+        "(all but a layer's input); full:8 for the first 8 layers, full:8,selective:12 for the "
+        "next 12, too");
     options.choice("--attention", o.attention,
                    {{"flash", AttentionKind::flash}, {"naive", AttentionKind::naive}},
                    "Attention in tiles (flash), or with the whole T x T matrix in memory (naive)");
@@ -199,14 +226,24 @@ void add_shared_options(OptionList& options, Options& o) {
               "anything")
         .ignores(both(training_outputs, training_course),
                  "it is about what a rank holds and sends in any step")
-        .ignores({"--document-token"}, "the data decide what it saves; an estimate has none");
-    options.training_options(
-        {"--shuffle", "--document-token", "--ignore-token", "--dtype", "--dropout"},
-        Another::refused);
+        .ignores({"--document-token"}, "the data decide what it saves; an estimate has none")
+        .ignores({"--prefix"}, "a step sends and holds the same with and without it");
+    options.training_options({"--shuffle", "--document-token", "--window", "--prefix",
+                              "--ignore-token", "--dtype", "--dropout"},
+                             Another::refused);
     options.training_options({"--lr", "--lr-schedule", "--lr-steps", "--warmup", "--weight-decay",
                               "--clip", "--seed", "--fp32-grads", "--attention", "--loss-chunk"},
                              Another::told);
     options.training_options({"--micro-batch", "--grad-accum"}, Another::allowed);
+}
+
+OneOption add_memory_budget(OptionList& options, double& gib) {
+    return options
+        .add("--memory-budget", gib,
+             "Choose the layers that recompute: the fewest FLOPs with which a rank is predicted to "
+             "hold at most this many GiB")
+        .between(1e-6, 1e9)
+        .excludes({"--recompute", "--compare", "--demo"});
 }
 
 OneOption add_cuda_graph(OptionList& options, bool& on) {

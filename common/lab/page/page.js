@@ -42,8 +42,10 @@ function onHost(rank) {
 function configuration() {
     const c = summary.configuration;
     if (!c) return null;
-    const {options = {}, layout = {}, hosts = [], ...facts} = c;
+    const {options = {}, layout = {}, hosts = [], recompute = {}, ...facts} = c;
     facts.hosts = [...new Set(hosts)].join(", ");
+    facts.recompute = Object.entries(recompute).filter(([, layers]) => layers > 0)
+        .map(([kind, layers]) => `${kind} in ${layers} of the layers`).join(", ") || "none";
     const grid = Object.entries(layout).map(([axis, ranks]) => `${axis} ${ranks}`).join(" × ");
     return section("Configuration", pairsTable({...facts, ...(grid ? {layout: grid} : {})}),
         Object.keys(options).length ? h("details", {}, h("summary", {}, "all options"),

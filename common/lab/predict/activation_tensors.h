@@ -49,7 +49,7 @@ struct TensorBytes {
         lse = naive ? 0 : inside * double(s.heads) * 4;
         unnormed = s.head_norms ? q + 2 * kv + inside * double(s.heads + s.kv_heads) * 4 : 0;
         scores = naive ? inside * double(s.heads) * double(s.seq) * e : 0;
-        const bool kept = masks && s.gpt && s.model.recompute != Recompute::selective;
+        const bool kept = masks && s.gpt && s.model.recompute.of(0) != Recompute::selective;
         score_masks = kept ? scores / e * (1 + e) : 0;
         features = inside * double(s.features) * e, up = s.gpt ? features : 2 * features;
         gelu = s.gpt && s.model.keep_masks ? features : 0;

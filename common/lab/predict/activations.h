@@ -45,8 +45,8 @@ struct FeedForwardActivations {
 struct LocalSizes {
     ModelOptions model;  // dtype, attention, recomputation, chunks of the loss, dropout
 
-    // The rank's share of the model. `hidden` is the stream's whole row; the sizes from heads to
-    // vocabulary are the rank's share.
+    // The rank's share of the model; recomputation counts its layers from the first one. `hidden`
+    // is the stream's whole row; the sizes from heads to vocabulary are the rank's share.
     int64_t layers;
     bool embedding = true, head = true;
     int64_t hidden, heads, kv_heads, head_dim;
@@ -100,6 +100,8 @@ struct LocalSizes {
 // Latent attention keeps other tensors (latent_activations.h). A GPT keeps F e in mlp, and 4 bytes
 // more for each norm's mean. ModelOptions::keep_masks adds the dropout's masks, the dropped
 // probabilities and GELU's output.
+// With full recomputation these are the bytes after the forward was computed again. If layers
+// recompute differently, `sizes` are those of the first one.
 // kept_input_bytes, kept_output_bytes and kept_gate_up_bytes replace e in the linears' inputs, in
 // o, and in mlp; a given feed_forward replaces mlp.
 struct LayerActivations {

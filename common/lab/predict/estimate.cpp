@@ -20,14 +20,13 @@ double latent_flops(const LlamaConfig& c) {
     return l ? 2 * double(c.layers) * (q + kv) : 0;
 }
 double recomputed_attention_flops(const StepShape& s) {
-    const double attention = attention_flops(s.config, s.seq);
-    double flops = 0;
+    const int64_t L = s.config.layers;
+    double layers = double(s.model.recompute.count(Recompute::full, L));
     if (s.model.attention == AttentionKind::flash)
-        flops += attention / 2;  // its backward computes the scores again
-    else if (s.model.recompute == Recompute::selective)
-        flops += attention;
-    if (s.model.recompute == Recompute::full) flops += attention;
-    return flops;
+        layers += double(L) / 2;  // its backward computes the scores again
+    else
+        layers += double(s.model.recompute.count(Recompute::selective, L));
+    return attention_flops(s.config, s.seq) / double(L) * layers;
 }
 
 }  // namespace
@@ -51,13 +50,19 @@ LocalSizes local_sizes(const StepShape& s) {
             .region_tokens = s.seq};
 }
 
-void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& s) {
+int64_t muon_numel(const LlamaConfig& c) {
+    return c.layers * c.hidden * (2 * c.q_size() + 2 * c.kv_size() + c.ffn_matrices() * c.ffn);
+}
+
+void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& s,
+                    int64_t matrices) {
     const auto bytes = [&](int64_t each) {
         return int64_t(std::min(double(parameters) * double(each), 9e18));
     };
-    prediction.memory += {.parameters = bytes(dtype_bytes(s.model.dtype)),
-                          .gradients = bytes(dtype_bytes(s.grad_dtype)),
-                          .optimizer = bytes(optimizer_bytes(s.model.dtype))};
+    prediction.memory +=
+        {.parameters = bytes(dtype_bytes(s.model.dtype)),
+         .gradients = bytes(dtype_bytes(s.grad_dtype)),
+         .optimizer = bytes(optimizer_bytes(s.model.dtype)) - (s.muon ? muon_saves * matrices : 0)};
 }
 
 void add_activations(Prediction& prediction, const LocalSizes& sizes) {
@@ -76,11 +81,13 @@ void add_flops(Prediction& prediction, const StepShape& s, int64_t active) {
     prediction.recomputed_flops_per_token += recomputed_flops_per_token(s, active);
     prediction.attention_flops_per_token += 3 * attention_flops(s.config, s.seq);
     prediction.recomputed_attention_flops_per_token += recomputed_attention_flops(s);
+    if (s.config.window > 0 || s.config.prefix > 0)
+        prediction.seen = attended_pairs(s.config, s.seq) / (double(s.seq) * double(s.seq));
 }
 
 Prediction predict_one_device(const StepShape& s, int64_t parameters) {
     Prediction prediction;
-    add_parameters(prediction, parameters, s);
+    add_parameters(prediction, parameters, s, muon_numel(s.config));
     add_activations(prediction, local_sizes(s));
     add_flops(prediction, s, parameters);
     return prediction;
@@ -135,7 +142,7 @@ std::string what_would_fit(const StepShape& shape, int64_t limit) {
             found += (found.empty() ? "" : ", or ") + options;
     };
     // Tries 1, 1/2, 1/4, ... of each size until it fits, and recomputation alone.
-    for (Recompute recompute : {shape.model.recompute, Recompute::full}) {
+    for (const Recompute& recompute : {shape.model.recompute, Recompute(Recompute::full)}) {
         StepShape changed = shape;
         changed.model.recompute = recompute;
         const std::string also = recompute == shape.model.recompute ? "" : "--recompute full ";
@@ -154,9 +161,16 @@ std::string what_would_fit(const StepShape& shape, int64_t limit) {
 }
 
 double book_activations(const StepShape& shape) {
-    MemorySettings settings;
-    settings.set(shape);
-    return MemoryFormulas(settings).book_activations;
+    double bytes = 0;
+    for (const auto kind : {Recompute::none, Recompute::selective, Recompute::full}) {
+        StepShape layers = shape;  // of this kind
+        layers.config.layers = shape.model.recompute.count(kind, shape.config.layers);
+        layers.model.recompute = kind;
+        MemorySettings settings;
+        settings.set(layers);
+        if (layers.config.layers > 0) bytes += MemoryFormulas(settings).book_activations;
+    }
+    return bytes;
 }
 
 int64_t book_bytes_per_parameter(const StepShape& s) {
@@ -174,12 +188,14 @@ double model_flops_per_token(const LlamaConfig& c, int64_t active, int64_t seq) 
 
 double recomputed_flops_per_token(const StepShape& s, int64_t active) {
     const LlamaConfig& c = s.config;
-    double flops = recomputed_attention_flops(s);
-    if (s.model.recompute == Recompute::selective) flops += latent_flops(c);
-    if (s.model.recompute == Recompute::full)  // only the layers' forward
-        flops += 2 * (multiplied(c, active) -
-                      double(c.vocab * c.hidden * (c.tied ? 1 : 2) + c.hidden * (c.gpt ? 2 : 1)));
-    return flops;
+    const Recompute& again = s.model.recompute;
+    const int64_t L = c.layers;
+    const double in_layers = multiplied(c, active) - double(c.vocab * c.hidden * (c.tied ? 1 : 2) +
+                                                            c.hidden * (c.gpt ? 2 : 1));
+    return recomputed_attention_flops(s) +
+           (2 * in_layers * double(again.count(Recompute::full, L)) +
+            latent_flops(c) * double(again.count(Recompute::selective, L))) /
+               double(L);
 }
 
 }  // namespace ultrascale

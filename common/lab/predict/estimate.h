@@ -15,10 +15,15 @@ LocalSizes local_sizes(const StepShape& shape);
 
 // Bytes of optimizer states per parameter: two moments, and the master copy of bf16 weights.
 inline int64_t optimizer_bytes(DType dtype) { return dtype == DType::fp32 ? 8 : 12; }
+// Muon has one moment: so many bytes less for each number of a matrix that it updates.
+inline constexpr int64_t muon_saves = 4;
+// Their numbers in a model without experts.
+int64_t muon_numel(const LlamaConfig& config);
 
 // Each of these functions adds its part to a prediction. add_parameters: this rank's `parameters`,
-// with their gradients and optimizer states.
-void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& shape);
+// with their gradients and optimizer states; if shape.muon, `matrices` of them are updated by Muon.
+void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& shape,
+                    int64_t matrices = 0);
 void add_activations(Prediction& prediction, const LocalSizes& sizes);
 // Adds the plain sum of gradients: after the backward, one all-reduce over `ranks` for each
 // parameter. Adds nothing for one rank.

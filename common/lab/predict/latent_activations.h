@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 
 #include "activation_tensors.h"
 
@@ -39,7 +40,9 @@ struct LatentBytes {
                                          : 0;  // it is the same tensor as x
         statistics = outside * 4 * (l.q_rank > 0 ? 2 : 1);
     }
-    bool again(const LocalSizes& s) const { return s.model.recompute == Recompute::selective; }
+    bool again(const LocalSizes& s) const {
+        return s.model.recompute.of(0) == Recompute::selective;
+    }
     // Of the latents, from forward to backward; then of all that attention keeps.
     double kept_latents(const LocalSizes& s) const {
         return q + kv + statistics + (again(s) ? key : input_q + input_kv);
@@ -57,6 +60,9 @@ struct LatentBytes {
     }
 };
 
+using Terms = std::vector<std::pair<std::string, double>>;
+using AddMoment = std::function<void(const char* when, Terms terms)>;
+
 // What is held besides a layer's attention: each with its name, and with a split backward what the
 // parts behind it keep for their weights.
 struct HeldBesides {
@@ -65,8 +71,8 @@ struct HeldBesides {
 };
 
 // The moments of attention's backward.
-inline std::vector<ActivationMoment> latent_moments(const LocalSizes& s, const TensorBytes& t,
-                                                    const HeldBesides& besides) {
+inline void add_latent_moments(const LocalSizes& s, const TensorBytes& t,
+                               const HeldBesides& besides, const AddMoment& add) {
     const LatentBytes l(s, t);
     const bool naive = s.model.attention == AttentionKind::naive, split = s.split_backward;
     const double padded_o = naive ? 0 : l.heads, o_for_weights = split ? l.o : 0,
@@ -76,10 +82,10 @@ inline std::vector<ActivationMoment> latent_moments(const LocalSizes& s, const T
         const bool again = s.gathers() && !s.keeps_gathered && s.gathers_beside && !split;
         return inside + (s.gathers() ? outside : 0) + (again ? inside : 0);
     };
-    std::vector<ActivationMoment> moments;
-    const auto moment = [&](const char* when, std::vector<std::pair<std::string, double>> terms) {
-        moments.push_back({when, {besides.others, besides.norm, besides.mlp_for_weights}});
-        for (auto& term : terms) moments.back().terms.push_back(std::move(term));
+    const auto moment = [&](const char* when, Terms terms) {
+        const Terms all = {besides.others, besides.norm, besides.mlp_for_weights};
+        terms.insert(terms.begin(), all.begin(), all.end());
+        add(when, std::move(terms));
     };
     const std::pair<std::string, double> dy{"dy", t.stream + besides.dy_for_weights},
         o{"o, for its projection's weight", o_for_weights};
@@ -129,7 +135,6 @@ inline std::vector<ActivationMoment> latent_moments(const LocalSizes& s, const T
             {"the latents' gradients", l.all},
             {"dx, or these gradients apart", std::max(t.stream, l.all)},
             {"dx of q_proj", l.q > 0 ? 0 : t.stream}});
-    return moments;
 }
 
 }  // namespace ultrascale

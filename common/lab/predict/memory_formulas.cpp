@@ -51,10 +51,12 @@ void MemorySettings::set(const LlamaConfig& c) {
 void MemorySettings::set(const StepShape& shape) {
     set(shape.config);
     s = double(shape.seq), b = double(shape.micro_batch);
-    recompute = double(shape.model.recompute);
+    recompute = double(shape.model.recompute.of(0));
     naive = shape.model.attention == AttentionKind::naive;
     e = double(dtype_bytes(shape.model.dtype)), g = double(dtype_bytes(shape.grad_dtype));
     k = double(optimizer_bytes(shape.model.dtype));
+    if (shape.muon)  // on average
+        k -= double(muon_saves * muon_numel(shape.config)) / double(parameter_count(shape.config));
 }
 
 std::string why_refused(const MemorySettings& settings) {

@@ -88,7 +88,8 @@ struct Prediction {
     // technique), and what is computed a second time.
     double flops_per_token = 0, recomputed_flops_per_token = 0;
     // Attention's scores and weighted sums in these FLOPs, as if each token saw the whole sequence;
-    // and the share of the sequence that it sees on average: half, with a causal mask.
+    // and the share of the sequence that it sees on average: half, with a causal mask, less with a
+    // window, more with a prefix.
     double attention_flops_per_token = 0, recomputed_attention_flops_per_token = 0;
     double seen = 0.5;
 

@@ -128,10 +128,11 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     const Nodes& hosts = machines();
     if (hosts.names.size() > 1) print(wrapped("  hosts   " + describe_hosts(hosts), 10));
     if (!data_description.empty()) print(fmt::format("  data    {}", data_description));
-    const char* recompute[] = {"none", "selective", "full"};
+    const Recompute& recompute = impl_->shape.model.recompute;
     print(fmt::format("  dtype   {}, gradients {}; recomputation {}", dtype_name(o.dtype),
-                      dtype_name(o.grad_dtype()), recompute[int(o.recompute)]));
-    print(fmt::format("  update  AdamW, lr {} {}, weight decay {}, clip {}", o.optimizer.lr,
+                      dtype_name(o.grad_dtype()), recompute.text()));
+    print(fmt::format("  update  {}, lr {} {}, weight decay {}, clip {}",
+                      o.optimizer.muon ? "Muon for matrices, else AdamW" : "AdamW", o.optimizer.lr,
                       o.optimizer.cosine ? "cosine" : "constant", o.optimizer.weight_decay,
                       o.optimizer.clip));
     formulas(settings_of_run(impl_->shape, o));
@@ -140,6 +141,9 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
     json["global_batch"] = global_batch, json["seq"] = seq, json["micro_batch"] = o.micro_batch;
     json["dtype"] = dtype_name(o.dtype), json["learning_rate"] = o.optimizer.lr,
     json["seed"] = o.seed;
+    for (const auto& [name, kind] :
+         {std::pair("full", Recompute::full), {"selective", Recompute::selective}})  // layers
+        json["recompute"][name] = recompute.count(kind, c.layers);
     for (const int node : hosts.placed) json["hosts"].push_back(hosts.names[size_t(node)]);
 }
 
@@ -281,7 +285,7 @@ void Report::throughput(const Prediction& predicted) {
     print(fmt::format("  {:.0f} tokens/s   {:.4g} TFLOP/s   MFU {:.1f} %   HFU {:.1f} %", rate,
                       flops / 1e12, 100 * flops / peak.flops,
                       100 * with_recomputation / peak.flops));
-    // The usual count includes the keys that a causal mask or a document hides; the difference
+    // The usual count includes the keys that a causal mask or a window hides; the difference
     // matters if attention is most of the work.
     const double hidden = (1 - predicted.seen) * rate,
                  seen = flops - hidden * predicted.attention_flops_per_token,

@@ -70,7 +70,7 @@ public:
     bool communication_of_run(const Prediction& run_prediction, int64_t steps,
                               const CommunicationCounts& not_of_steps = {});
     // Medians over the steps after warm-up: tokens/s, TFLOP/s, MFU and HFU per device. Past 8,192
-    // tokens, or with documents, also those that count only keys that a token sees
+    // tokens, or with a window, also those that count only keys that a token sees
     // (predicted.seen).
     void throughput(const Prediction& predicted);
     // --estimate prints this instead of these sections: the prediction for `steps` steps together,

@@ -7,7 +7,8 @@
 namespace ultrascale {
 
 // Returns what a run's options say of the table's settings; the axes follow from its layout. A
-// schedule that the table does not have becomes 1F1B.
+// schedule that the table does not have becomes 1F1B; layers that recompute differently become like
+// the first one.
 inline MemorySettings settings_of_run(const StepShape& shape, const Options& options) {
     MemorySettings settings;
     settings.set(shape);

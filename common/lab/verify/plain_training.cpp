@@ -80,9 +80,10 @@ PlainTraining::Result PlainTraining::train(uint64_t displacement, size_t steps) 
     ParameterList& parameters = model.parameters();
     parameters.allocate_values(options_.dtype);
     parameters.allocate_grads(options_.grad_dtype());
-    AdamW optimizer(parameters, options_.optimizer);
-    start_.empty() ? start(parameters, optimizer)
-                   : start_displaced(parameters, optimizer, displacement);
+    const std::unique_ptr<AdamW> optimizer =
+        make_optimizer(items_of(parameters), options_.optimizer);
+    start_.empty() ? start(parameters, *optimizer)
+                   : start_displaced(parameters, *optimizer, displacement);
     Result result;
     int64_t next_sample = state_.next_sample;
     for (size_t step = 0; step < steps; ++step) {
@@ -104,8 +105,8 @@ PlainTraining::Result PlainTraining::train(uint64_t displacement, size_t steps) 
         next_sample += sequences;
         if (step == 0)
             for (const auto& p : parameters) result.gradient[p->name] = p->grad.to_host_float();
-        optimizer.step(learning_rate_of(options_, state_.step, state_.step + int64_t(step)),
-                       squared_gradient_norm(parameters));
+        optimizer->step(learning_rate_of(options_, state_.step, state_.step + int64_t(step)),
+                        squared_gradient_norm(parameters));
         result.losses.push_back(loss.to_host<double>()[0]);
     }
     for (const auto& p : parameters) result.weights[p->name] = p->value.to_host_float();
