@@ -135,7 +135,8 @@ def keep_float64():
         return rotated(q), rotated(k)
 
     for modeling, name in [(modeling_llama, "Llama"), (modeling_mistral, "Mistral"),
-                           (modeling_deepseek_v2, "DeepseekV2"), (modeling_deepseek_v3, "DeepseekV3")]:
+                           (modeling_deepseek_v2, "DeepseekV2"),
+                           (modeling_deepseek_v3, "DeepseekV3")]:
         getattr(modeling, name + "RMSNorm").forward = norm
         getattr(modeling, name + "RotaryEmbedding").forward = rotary
         modeling.eager_attention_forward = attention
