@@ -1,4 +1,4 @@
-// Private to report.cpp: how long the phases of a step lasted on each rank, from the recorded spans
+// Private to the report: how long the phases of a step lasted on each rank, from the recorded spans
 // (core/trace.h), beside the median of the rank's group: the ranks that do the same.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Private to report.cpp: its tables of memory and communication, predicted and measured.
+// Private to the report: its tables of memory and communication, predicted and measured.
 #pragma once
 
 #include <nlohmann/json.hpp>
