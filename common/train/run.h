@@ -18,6 +18,7 @@
 #include "saves.h"
 #include "setup.h"
 #include "step.h"
+#include "step_sizes.h"
 #include "updater.h"
 #include "validation.h"
 
@@ -149,14 +150,5 @@ void slow_down(const Options& options);
 // Runs a training whose estimate fits in memory. If the workspace or the plain run of --verify
 // still does not fit, the error suggests options.
 bool train_within_memory(const Options& options, const std::function<bool()>& train);
-
-// A rank's share of a step, according to the shared options.
-StepShape step_shape(const Options& options, const LlamaConfig& config);
-DataOptions data_options(const Options& options, const StepShape& shape,
-                         std::vector<SamplesCut> cuts = {});
-// The number of sequences in a step; throws UserError above 10^7. sequences_of_step() counts those
-// of all `replicas` together.
-int64_t checked_sequences(double sequences);
-int64_t sequences_of_step(const Options& options, int64_t replicas);
 
 }  // namespace ultrascale
