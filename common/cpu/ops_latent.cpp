@@ -9,9 +9,8 @@ namespace ultrascale::ops {
 void copy_columns(Tensor to, int64_t to_first, const Tensor& from, int64_t from_first,
                   int64_t count) {
     const int64_t n = rows_to_one(to, from), rows = to.rows();
-    check_columns(to, to_first, count), check_columns(from, from_first, count);
+    const OpSpan span = copy_columns_span(to, to_first, from, from_first, count);
     const int64_t element = dtype_bytes(to.dtype());
-    OpSpan span("copy_columns", 0, 2.0 * double(rows * count * element));
     char* const target = static_cast<char*>(to.data()) + to_first * element;
     const char* const source = static_cast<const char*>(from.data()) + from_first * element;
     const int64_t to_row = to.cols() * element, from_row = from.cols() * element;
@@ -23,9 +22,7 @@ void copy_columns(Tensor to, int64_t to_first, const Tensor& from, int64_t from_
 void sum_columns(Tensor to, const Tensor& from, int64_t from_first) {
     const int64_t n = rows_to_one(from, to), rows = to.rows(), count = to.cols(),
                   from_cols = from.cols();
-    check_columns(from, from_first, count);
-    OpSpan span("sum_columns", double(n * to.numel()),
-                double((n + 1) * to.numel() * dtype_bytes(to.dtype())));
+    const OpSpan span = sum_columns_span(to, from, from_first);
     with_type(to.dtype(), [&]<class T>(T) {
         T* const sums = to.as<T>();
         const T* const source = from.as<T>() + from_first;
@@ -40,11 +37,9 @@ void sum_columns(Tensor to, const Tensor& from, int64_t from_first) {
 }
 
 void rotate_pairs(Tensor x, const Tensor& positions, const Tensor& frequencies, bool back) {
-    check_rotation(x, positions, frequencies);
+    const OpSpan span = rotate_pairs_span(x, positions, frequencies);
     const int64_t tokens = x.size(0) * x.size(1), H = x.size(2), D = x.size(3),
                   pairs = frequencies.numel();
-    OpSpan span("rotate_pairs", 6.0 * double(tokens * H * pairs),
-                4.0 * double(tokens * H * pairs * dtype_bytes(x.dtype())));
     const int32_t* const position = positions.as<int32_t>();
     const float* const frequency = frequencies.as<float>();
     with_type(x.dtype(), [&]<class T>(T) {

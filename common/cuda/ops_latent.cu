@@ -57,10 +57,9 @@ unsigned blocks_for(int64_t all) { return unsigned(ceil_div(all, threads)); }
 void copy_columns(Tensor to, int64_t to_first, const Tensor& from, int64_t from_first,
                   int64_t count) {
     const int64_t n = rows_to_one(to, from), all = to.rows() * count;
-    check_columns(to, to_first, count), check_columns(from, from_first, count);
+    const OpSpan span = copy_columns_span(to, to_first, from, from_first, count);
     const int64_t element = dtype_bytes(to.dtype());
     check(element == 2 || element == 4, "copy_columns: elements of 2 or 4 bytes");
-    OpSpan span("copy_columns", 0, 2.0 * double(all * element));
     if (all == 0) return;
     const auto launch = [&]<class Unit>(Unit) {
         LAUNCH(copy<Unit>, blocks_for(all), threads, 0)
@@ -75,8 +74,7 @@ void copy_columns(Tensor to, int64_t to_first, const Tensor& from, int64_t from_
 
 void sum_columns(Tensor to, const Tensor& from, int64_t from_first) {
     const int64_t n = rows_to_one(from, to), count = to.cols(), all = to.numel();
-    check_columns(from, from_first, count);
-    OpSpan span("sum_columns", double(n * all), double((n + 1) * all * dtype_bytes(to.dtype())));
+    const OpSpan span = sum_columns_span(to, from, from_first);
     if (all == 0) return;
     with_type(to.dtype(), [&]<class T>(T) {
         LAUNCH(sum<T>, blocks_for(all), threads, 0)
@@ -85,11 +83,9 @@ void sum_columns(Tensor to, const Tensor& from, int64_t from_first) {
 }
 
 void rotate_pairs(Tensor x, const Tensor& positions, const Tensor& frequencies, bool back) {
-    check_rotation(x, positions, frequencies);
+    const OpSpan span = rotate_pairs_span(x, positions, frequencies);
     const int64_t tokens = x.size(0) * x.size(1), H = x.size(2), D = x.size(3),
                   pairs = frequencies.numel();
-    OpSpan span("rotate_pairs", 6.0 * double(tokens * H * pairs),
-                4.0 * double(tokens * H * pairs * dtype_bytes(x.dtype())));
     if (tokens * pairs == 0) return;
     with_type(x.dtype(), [&]<class T>(T) {
         LAUNCH(rotate<T>, blocks_for(tokens * pairs), threads, 0)

@@ -83,6 +83,24 @@ inline int gpus() {  // GPUs of this machine
     return count;
 }
 
+// Runs with these arguments, each besides `common`, must equal one device, hold and send what is
+// predicted, and reach exactly the predicted peak of activations.
+struct ChapterRun {
+    int ranks;
+    const char *chapter, *arguments;
+};
+inline void expect_exact_peaks(const std::string& common, const std::vector<ChapterRun>& runs) {
+    for (const auto& [ranks, chapter, arguments] : runs) {
+        if (on_gpu && ranks > gpus()) continue;
+        SCOPED_TRACE(fmt::format("{} {}", chapter, arguments));
+        const Outcome run = train(ranks, chapter, fmt::format("{} {}", common, arguments));
+        expect_verified(run);
+        const Json peak = run.summary.at("memory").at("activations, peak");
+        EXPECT_NEAR(peak.at("measured").get<double>() / peak.at("predicted").get<double>(), 1,
+                    1e-9);
+    }
+}
+
 // The numbers of ranks with which every technique is tested. On GPUs, where a start takes seconds,
 // there are fewer; one of them is the number of GPUs.
 inline std::vector<int> rank_counts() {

@@ -9,33 +9,21 @@ namespace {
 const char* const common = "--model latent-nano --layers 3 --seq 40 --steps 2 --micro-batch 4";
 
 TEST(Latent, EveryTechniqueEqualsOneDevice) {
-    struct Case {
-        int ranks;
-        const char *chapter, *arguments;
-    };
-    for (const auto& [ranks, chapter, arguments] : std::vector<Case>{
-             {0, "00_single_gpu", "--recompute selective --loss-chunk 37"},
-             {0, "00_single_gpu", "--recompute selective --attention naive --dropout 0.1"},
-             {0, "00_single_gpu", "--recompute full --dtype bf16"},
-             {2, "01_data_parallel", ""},
-             {2, "02_zero", "--stage 3"},
-             {2, "03_tensor_parallel", "--tp 2 --overlap chunk"},
-             {2, "03_tensor_parallel", "--tp 2 --sequence-parallel --recompute selective"},
-             {2, "03_tensor_parallel",
-              "--tp 2 --sequence-parallel --keep-gathered on --overlap async --dropout 0.1"},
-             {2, "04_context_parallel", "--cp 2"},
-             {2, "04_context_parallel", "--cp 2 --variant all-gather --recompute selective"},
-             {2, "05_pipeline", "--pp 2 --grad-accum 4 --schedule zb-h1 --recompute selective"},
-             {4, "09_5d_parallel", "--tp 2 --cp 2 --sequence-parallel"},
-             {4, "09_5d_parallel", "--tp 2 --pp 2 --grad-accum 2 --zero 1"}}) {
-        if (on_gpu && ranks > gpus()) continue;
-        SCOPED_TRACE(fmt::format("{} {}", chapter, arguments));
-        const Outcome run = train(ranks, chapter, fmt::format("{} {}", common, arguments));
-        expect_verified(run);
-        const Json peak = run.summary.at("memory").at("activations, peak");
-        EXPECT_NEAR(peak.at("measured").get<double>() / peak.at("predicted").get<double>(), 1,
-                    1e-9);
-    }
+    expect_exact_peaks(
+        common, {{0, "00_single_gpu", "--recompute selective --loss-chunk 37"},
+                 {0, "00_single_gpu", "--recompute selective --attention naive --dropout 0.1"},
+                 {0, "00_single_gpu", "--recompute full --dtype bf16"},
+                 {2, "01_data_parallel", ""},
+                 {2, "02_zero", "--stage 3"},
+                 {2, "03_tensor_parallel", "--tp 2 --overlap chunk"},
+                 {2, "03_tensor_parallel", "--tp 2 --sequence-parallel --recompute selective"},
+                 {2, "03_tensor_parallel",
+                  "--tp 2 --sequence-parallel --keep-gathered on --overlap async --dropout 0.1"},
+                 {2, "04_context_parallel", "--cp 2"},
+                 {2, "04_context_parallel", "--cp 2 --variant all-gather --recompute selective"},
+                 {2, "05_pipeline", "--pp 2 --grad-accum 4 --schedule zb-h1 --recompute selective"},
+                 {4, "09_5d_parallel", "--tp 2 --cp 2 --sequence-parallel"},
+                 {4, "09_5d_parallel", "--tp 2 --pp 2 --grad-accum 2 --zero 1"}});
 }
 
 TEST(Latent, IsRefusedWhereOnlyALlamaFits) {

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from make_reference import BATCH, HERE, SEQ, keep_float64
+from make_reference import HERE, keep_float64, run_steps
 
 STEPS, LR, DECAY, MOMENTUM = 8, 1e-3, 0.1, 0.95
 
@@ -51,19 +51,7 @@ def train(matrices_optimizer):
         [{"params": [p for p in others if p.dim() == 2], "weight_decay": DECAY},
          {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0}],
         lr=LR, betas=(0.9, 0.95), eps=1e-8)]
-    result = {"loss": [], "grad_norm": []}
-    for step in range(STEPS):
-        batch = torch.stack([tokens[k * SEQ:k * SEQ + SEQ + 1]
-                             for k in range(step * BATCH, (step + 1) * BATCH)])
-        out = model(batch[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), batch[:, 1:].flatten())
-        model.zero_grad()
-        loss.backward()
-        result["grad_norm"].append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
-        result["loss"].append(float(loss.detach()))
-        for optimizer in optimizers:
-            optimizer.step()
-    return result
+    return run_steps(model, tokens, optimizers, STEPS)
 
 
 def main():

@@ -144,6 +144,23 @@ def keep_float64():
     modeling_deepseek_v2.apply_rotary_emb = rotate
 
 
+def run_steps(model, tokens, optimizers, steps):
+    """Returns the losses and the gradient norms before clipping."""
+    result = {"loss": [], "grad_norm": []}
+    for step in range(steps):
+        batch = torch.stack([tokens[k * SEQ:k * SEQ + SEQ + 1]
+                             for k in range(step * BATCH, (step + 1) * BATCH)])
+        out = model(batch[:, :-1], use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), batch[:, 1:].flatten())
+        model.zero_grad()
+        loss.backward()
+        result["grad_norm"].append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
+        result["loss"].append(float(loss.detach()))
+        for optimizer in optimizers:
+            optimizer.step()
+    return result
+
+
 def train(folder, dtype, steps):
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=dtype)
     tokens = torch.from_numpy(np.fromfile(folder / "tokens.bin", dtype=np.uint16).astype(np.int64))
@@ -154,18 +171,7 @@ def train(folder, dtype, steps):
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1},
                                    {"params": norms, "weight_decay": 0.0}],
                                   lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
-    result = {"loss": [], "grad_norm": []}
-    for step in range(steps):
-        batch = torch.stack([tokens[k * SEQ:k * SEQ + SEQ + 1]
-                             for k in range(step * BATCH, (step + 1) * BATCH)])
-        out = model(batch[:, :-1], use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(out.flatten(0, 1), batch[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        result["grad_norm"].append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
-        result["loss"].append(float(loss.detach()))
-        optimizer.step()
-    return result, logits
+    return run_steps(model, tokens, [optimizer], steps), logits
 
 
 def step_with_prefix(folder, prefix):
