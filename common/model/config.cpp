@@ -192,6 +192,13 @@ void only_llama(const LlamaConfig& c, const std::string& what) {
     if (c.latent) user_error("{} knows a Llama's parts; this model has latent attention", what);
 }
 
+int64_t attention_numel(const LlamaConfig& c) {
+    const LatentConfig& l = c.latent;
+    if (!l) return c.hidden * (2 * c.q_size() + 2 * c.kv_size());
+    return c.hidden * l.rank() + (l.q_rank > 0 ? l.q_rank : c.hidden) * c.q_size() +
+           l.kv_rank * c.heads * (l.nope_dim + l.v_dim) + c.o_size() * c.hidden;
+}
+
 // Counts the parameters of `experts` of the router's experts.
 static int64_t count_parameters(const LlamaConfig& c, int64_t experts) {
     if (c.gpt)
@@ -200,12 +207,9 @@ static int64_t count_parameters(const LlamaConfig& c, int64_t experts) {
                            6 * c.hidden + c.ffn) +
                2 * c.hidden;
     const int64_t h = c.hidden, embeddings = c.vocab * h * (c.tied ? 1 : 2);
-    const LatentConfig& l = c.latent;
-    const int64_t latent = h * l.rank() + l.q_rank + l.kv_rank +
-                           (l.q_rank > 0 ? l.q_rank : h) * c.q_size() +
-                           l.kv_rank * c.heads * (l.nope_dim + l.v_dim) + c.o_size() * h,
-                  attention = l ? latent : h * (c.q_size() + 2 * c.kv_size()) + c.q_size() * h;
-    const int64_t norms = 2 * h + (c.head_norms ? 2 * c.head_dim : 0);
+    const int64_t attention = attention_numel(c), norms = 2 * h + c.latent.q_rank +
+                                                          c.latent.kv_rank +
+                                                          (c.head_norms ? 2 * c.head_dim : 0);
     const ExpertsConfig& e = c.experts;
     const int64_t sparse = e.count > 0 ? c.layers - e.first_dense : 0;
     return embeddings + c.layers * (norms + attention) + (c.layers - sparse) * 3 * h * c.ffn +

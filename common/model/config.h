@@ -87,6 +87,8 @@ void only_llama(const LlamaConfig& config, const std::string& what);
 // with latents of Rq and Rkv, and heads of P + R = D and V; Rq = 0: h H D for the queries. A tied
 // GPT has (V + P) h + L (4 h^2 + 2 h F + 9 h + F) + 2 h with P positions.
 int64_t parameter_count(const LlamaConfig& config);
+// The elements of a layer's matrices in attention.
+int64_t attention_numel(const LlamaConfig& config);
 // The parameters that one token uses: those of only k of the E experts.
 int64_t active_parameter_count(const LlamaConfig& config);
 

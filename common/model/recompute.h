@@ -2,7 +2,8 @@
 // keeps less from its forward:
 //
 //     none        everything that backward needs
-//     selective   all but attention's T x T probabilities (attention in tiles never keeps them)
+//     selective   all but attention's T x T probabilities (attention in tiles never keeps them);
+//                 of latent attention all but the latents (latent.h)
 //     full        its input; backward begins with the whole forward
 //
 // The layers that recompute the most come first. Backward begins with the last layer, when most is

@@ -12,7 +12,9 @@ TEST(Latent, EveryTechniqueEqualsOneDevice) {
     expect_exact_peaks(
         common, {{0, "00_single_gpu", "--recompute selective --loss-chunk 37"},
                  {0, "00_single_gpu", "--recompute selective --attention naive --dropout 0.1"},
-                 {0, "00_single_gpu", "--recompute full --dtype bf16"},
+                 {0, "00_single_gpu", "--recompute full --dtype bf16 --optimizer muon"},
+                 {2, "03_tensor_parallel",
+                  "--tp 2 --sequence-parallel --recompute full:1,selective:1"},
                  {2, "01_data_parallel", ""},
                  {2, "02_zero", "--stage 3"},
                  {2, "03_tensor_parallel", "--tp 2 --overlap chunk"},
@@ -24,6 +26,15 @@ TEST(Latent, EveryTechniqueEqualsOneDevice) {
                  {2, "05_pipeline", "--pp 2 --grad-accum 4 --schedule zb-h1 --recompute selective"},
                  {4, "09_5d_parallel", "--tp 2 --cp 2 --sequence-parallel"},
                  {4, "09_5d_parallel", "--tp 2 --pp 2 --grad-accum 2 --zero 1"}});
+}
+
+// Attention in tiles has something to drop here, so that a budget need not recompute whole layers.
+TEST(Latent, ABudgetMakesHeadsAgain) {
+    const Outcome run = train(0, "00_single_gpu", fmt::format("{} --memory-budget 0.0145", common));
+    expect_verified(run);
+    const Json& recompute = run.summary.at("configuration").at("recompute");
+    EXPECT_EQ(recompute.at("selective"), 3);
+    EXPECT_EQ(recompute.at("full"), 0);
 }
 
 TEST(Latent, IsRefusedWhereOnlyALlamaFits) {

@@ -23,9 +23,9 @@ void fit_into_budget(StepShape& shape, double gib,
     std::vector<Choice> choices;
     std::string own;  // this rank's peaks
     for (int64_t full = 0; full <= L; ++full) {
-        const bool scores =
-            shape.model.attention == AttentionKind::naive;  // there are some to drop
-        for (int64_t selective = 0; selective <= (scores ? L - full : 0); ++selective) {
+        // Attention in tiles has nothing to drop, unless its heads are made of latents.
+        const bool drops = shape.model.attention == AttentionKind::naive || c.latent;
+        for (int64_t selective = 0; selective <= (drops ? L - full : 0); ++selective) {
             shape.model.recompute = {full, selective};
             choices.push_back(
                 {shape.model.recompute, recomputed_flops_per_token(shape, parameters), 0});

@@ -51,7 +51,7 @@ LocalSizes local_sizes(const StepShape& s) {
 }
 
 int64_t muon_numel(const LlamaConfig& c) {
-    return c.layers * c.hidden * (2 * c.q_size() + 2 * c.kv_size() + c.ffn_matrices() * c.ffn);
+    return c.layers * (attention_numel(c) + c.hidden * c.ffn_matrices() * c.ffn);
 }
 
 void add_parameters(Prediction& prediction, int64_t parameters, const StepShape& s,
