@@ -7,6 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "core/error.h"
+
 namespace ultrascale::expert_parallel {
 
 // Where a layer's experts are. Slots are numbered by rank, and within a rank by expert.
@@ -31,6 +33,8 @@ inline Placement place(const std::vector<float>& load, const std::vector<int64_t
     std::vector<Copy> all;
     for (size_t e = 0; e < load.size(); ++e)
         all.insert(all.end(), size_t(copies[e]), {int64_t(e), load[e] / double(copies[e]), 0});
+    check(all.size() % size_t(ranks) == 0 && *std::ranges::max_element(copies) <= ranks,
+          "place: ranks have equally many slots, and no expert twice");
     std::ranges::stable_sort(all, std::greater(), &Copy::load);
     const size_t n = size_t(ranks);
     Placement p{std::vector<std::set<int64_t>>(n), std::vector<double>(n), {}};

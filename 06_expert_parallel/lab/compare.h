@@ -100,7 +100,7 @@ inline bool compare_ranks(
             const std::string name =
                 fmt::format("ep {} x dp {}{}", ep, world.size() / ep,
                             fp8       ? ", fp8"
-                            : placed  ? ", replicas"
+                            : placed  ? ", copies"
                             : ep == 1 ? ""
                                       : fmt::format(", {}", dispatch_names[int(dispatch)]));
             const double sums = m.counts[size_t(Collective::all_reduce)].sent / double(m.steps);

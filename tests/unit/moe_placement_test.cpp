@@ -38,8 +38,8 @@ TEST(MoePlacement, PlacesByHand) {
     EXPECT_EQ(moved.load, (std::vector<double>{104, 7}));
 }
 
-// Whatever the loads are: ranks have equally many slots, no expert is twice on one of them, and the
-// loads are right.
+// Whatever the loads are: the largest are shared, ranks have equally many slots, no expert is twice
+// on one of them, and the sums are right.
 TEST(MoePlacement, AnyLoads) {
     const Random random(5, "loads");
     uint64_t draws = 0;
@@ -53,6 +53,12 @@ TEST(MoePlacement, AnyLoads) {
         std::vector<float> load;
         for (int64_t e = 0; e < E; ++e) load.push_back(float(draw(1 << draw(12))));
         const Copies copies = copies_by_load(load, R, ranks);
+        ASSERT_EQ(std::reduce(copies.begin(), copies.end()), E + R);
+        // Each further copy went to the expert whose copies had the largest load.
+        for (size_t e = 0; e < load.size(); ++e)
+            for (size_t f = 0; f < load.size() && copies[e] > 1; ++f)
+                ASSERT_TRUE(copies[f] == ranks || double(load[e]) / double(copies[e] - 1) >=
+                                                      double(load[f]) / double(copies[f]));
         const Placement p = place(load, copies, ranks);
         std::vector<double> sums(size_t(ranks), 0.0);
         for (int64_t e = 0; e < E; ++e) {
