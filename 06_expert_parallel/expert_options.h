@@ -44,8 +44,8 @@ struct ExpertOptions {
     double skew = 0;
     ExpertOverlap overlap = ExpertOverlap::none;
     int chunks = 2;  // with ExpertOverlap::chunks
-    // Loads of the experts, (layers with experts, E), by which they are placed on ranks; empty: they
-    // are in order. And how many copies there are beside them in a layer (12_replicas.h).
+    // The loads by which experts are placed on ranks, (layers with experts, E); empty: experts are
+    // in order. And how many copies a layer has beside its experts (12_replicas.h).
     std::vector<std::vector<float>> loads = {};
     int replicas = 0;
 

@@ -105,8 +105,8 @@ inline void spoil_packed_rows(ExpertParallel& experts, ExpertTrap trap) {
     };
 }
 
-// Describes experts as if every rank held copies of them, or as if no expert had any. Call it before their parameters have
-// storage.
+// Describes experts as if every rank held copies of them, or as if no expert had any. Call it
+// before their parameters have storage.
 inline void spoil_description(ParameterList& parameters, ExpertTrap trap) {
     for (const auto& p : parameters) {
         if (trap == ExpertTrap::experts_summed_over_ep) p->split_over.clear();
