@@ -135,6 +135,8 @@ private:
         if (R > E * (ep - 1))
             user_error("--replicas {}: a rank holds no expert twice, so {} have room for {}", R,
                        format_count(ep, "rank"), E * (ep - 1));
+        if (E + R > 1024)
+            user_error("--replicas {}: a layer has room for 1024 experts and copies", R);
         if (experts.dispatch != Dispatch::expert || experts.max_nodes > 0 ||
             experts.capacity_factor > 0)
             user_error(
