@@ -22,7 +22,7 @@ inline void write_loads(const std::string& path, const std::vector<StepLoads>& s
     write_file(path, text);
 }
 
-// Throws UserError if the file has not E loads for each of `layers` layers.
+// Throws UserError if the file has not E loads, of which one is not 0, for each of `layers` layers.
 inline std::vector<std::vector<float>> read_loads(const std::string& path, int64_t layers,
                                                   int64_t E) {
     const MappedFile file(path);
@@ -32,7 +32,7 @@ inline std::vector<std::vector<float>> read_loads(const std::string& path, int64
         std::vector<float> load;
         std::istringstream numbers(line);
         for (float n; numbers >> n && std::isfinite(n) && n >= 0;) load.push_back(n);
-        if (!numbers.eof() || int64_t(load.size()) != E)
+        if (!numbers.eof() || int64_t(load.size()) != E || std::ranges::max(load) == 0)
             user_error("{}: line {}: not the loads of {}", path, loads.size() + 1,
                        format_count(E, "expert"));
         loads.push_back(std::move(load));

@@ -106,6 +106,7 @@ TEST(MoePlacement, FileOfLoads) {
     refuses("1 2 3\n4 5 6 7\n", "line 2");
     refuses("1 2 3\n4 x 6\n", "line 2");
     refuses("1 2 3\n4 5 nan\n", "line 2");
+    refuses("1 2 3\n0 0 0\n", "line 2");
 }
 
 }  // namespace
