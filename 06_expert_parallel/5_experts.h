@@ -120,33 +120,46 @@ private:
     GroupedLinear gate_up_, down_;
 };
 
-// Registers this rank's experts of a layer: each rank of `ep` holds the same number of neighbouring
-// experts. `uses`: how often a micro-batch runs through them.
+// An expert that a rank holds, and further groups over which its gradient is summed.
+struct HeldExpert {
+    int64_t number;
+    std::vector<std::string> replica_groups = {};
+};
+// Each rank of `ep` holds the same number of neighbouring experts.
+inline std::vector<HeldExpert> neighbouring_experts(int64_t E, const Communicator& ep,
+                                                    const std::vector<std::string>& groups = {}) {
+    const int64_t here = E / ep.size(), first = ep.rank() * here;
+    std::vector<HeldExpert> held;
+    for (int64_t e = first; e < first + here; ++e) held.push_back({e, groups});
+    return held;
+}
+
+// Registers the experts of a layer that this rank holds. `uses`: how often a micro-batch runs
+// through them.
 inline GroupedSwiGLU experts_of_rank(ParameterList& list, const ModulePath& block,
-                                     const LlamaConfig& config, const Communicator& ep,
-                                     const std::vector<std::string>& replica_groups = {},
+                                     const LlamaConfig& config, const std::vector<HeldExpert>& held,
                                      int uses = 1) {
-    const ExpertsConfig& e = config.experts;
     const ExpertNames names = expert_names(config);
-    const int64_t here = e.count / ep.size(), first = ep.rank() * here;
     const auto grouped = [&](const std::vector<const char*>& matrices, int64_t out, int64_t in) {
         std::vector<Parameter*> all;
         std::string together = "experts";  // in the trace: "experts.gate_proj.up_proj"
         for (const char* matrix : matrices) together += fmt::format(".{}", matrix);
-        for (int64_t i = first; i < first + here; ++i)
+        for (const HeldExpert& expert : held)
             for (const char* matrix : matrices)
                 all.push_back(list.add({
-                    .name = block.part(fmt::format("experts.{}.{}", i, matrix)).weight(),
+                    .name =
+                        block.part(fmt::format("experts.{}.{}", expert.number, matrix)).weight(),
                     .shape = {out, in},
                     .init_std = float(config.init_std),
                     .split_over = {"ep"},
-                    .replica_groups = replica_groups,
+                    .replica_groups = expert.replica_groups,
                     .uses = uses,
                 }));
-        return GroupedLinear(std::move(all), here, std::move(together));
+        return GroupedLinear(std::move(all), int64_t(held.size()), std::move(together));
     };
-    GroupedLinear gate_up = grouped({names.gate, names.up}, e.ffn, config.hidden),
-                  down = grouped({names.down}, config.hidden, e.ffn);
+    const int64_t h = config.hidden, F = config.experts.ffn;
+    GroupedLinear gate_up = grouped({names.gate, names.up}, F, h),
+                  down = grouped({names.down}, h, F);
     return {std::move(gate_up), std::move(down)};
 }
 

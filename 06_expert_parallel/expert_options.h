@@ -44,12 +44,18 @@ struct ExpertOptions {
     double skew = 0;
     ExpertOverlap overlap = ExpertOverlap::none;
     int chunks = 2;  // with ExpertOverlap::chunks
+    // The loads by which experts are placed on ranks, (layers with experts, E); empty: experts are
+    // in order. And how many copies a layer has beside its experts (12_replicas.h).
+    std::vector<std::vector<float>> loads = {};
+    int replicas = 0;
 
     bool fp8_rows() const { return dispatch_dtype != DispatchDtype::model; }
     bool fp8_gradients() const { return dispatch_dtype == DispatchDtype::fp8_both; }
     bool forced() const { return force_balance || skew > 0; }
     bool interleaves() const { return overlap == ExpertOverlap::batches && ep > 1; }
     int chunks_here() const { return overlap == ExpertOverlap::chunks && ep > 1 ? chunks : 1; }
+    bool placed() const { return !loads.empty(); }
+    int64_t slots(const ExpertsConfig& e) const { return e.count + replicas; }  // of a layer
     bool has_loss() const { return aux_coefficient > 0; }
     bool counts_first() const { return has_loss() && aux_over == AuxOver::global; }
 };

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "11_fp8_dispatch.h"
+#include "12_replicas.h"
 #include "7_capacity.h"
 #include "9_node_limited.h"
 #include "comm/mesh.h"
@@ -34,6 +35,8 @@ public:
           blocks_(
               std::make_shared<RowsByExpert>(std::vector<int32_t>(size_t(config.experts.count), 1),
                                              ep_.size(), config.experts.count / ep_.size())) {
+        for (const std::vector<float>& load : options.loads)
+            placements_.push_back(placed(load, options.replicas, ep_.size()));
         if (options.max_nodes > 0) nodes_.emplace(ep_, Nodes{.ranks = options.node_size});
     }
     ExpertParallel(const ExpertParallel&) = delete;  // parts keep a pointer to it
@@ -71,6 +74,9 @@ public:
     // Whether a micro-batch's backward runs beside the next one's forward (10_overlap_batches.h).
     bool interleaves() const { return options_.interleaves(); }
     LoadBalance& balance() { return balance_; }
+    // Of all layers with experts; none if experts are in order. Before the model is built, the mesh
+    // needs their groups (add_holders).
+    const std::vector<Placement>& placements() const { return placements_; }
     // The memory in which rows arrive that stays.
     int64_t receive_bytes() const { return forward_buffer_.bytes() + backward_buffer_.bytes(); }
     const Communicator& ep() const { return ep_; }
@@ -113,8 +119,13 @@ private:
         const ExpertsConfig& e = config_.experts;
         const ModulePath block = layer.part(expert_names(config_).block);
         auto router = make_router(list, block, balance_);
+        const Placement* const placement =
+            placements_.empty() ? nullptr : &placements_[size_t(layer.layer - e.first_dense)];
         GroupedSwiGLU here = experts_of_rank(
-            list, block, config_, ep_, balance_.shared().replica_groups, options_.chunks_here());
+            list, block, config_,
+            placement ? held_experts(*placement, ep_.rank())
+                      : neighbouring_experts(e.count, ep_, balance_.shared().replica_groups),
+            options_.chunks_here());
         const bool plain = options_.dispatch == Dispatch::plain && ep_.size() > 1;
         check(!plain || e.shared == 0, "the plain dispatch has no shared experts");
         if (plain)
@@ -135,18 +146,19 @@ private:
         }
         return std::make_unique<ExpertsLayer>(
             std::move(router), std::move(here), std::move(shared),
-            [this]() -> std::unique_ptr<TokenDispatcher> {
-                if (!options_.fp8_rows()) return dispatcher();
-                return std::make_unique<Fp8Dispatcher>(dispatcher(), options_.fp8_gradients(),
-                                                       see_packed);
+            [this, placement]() -> std::unique_ptr<TokenDispatcher> {
+                if (!options_.fp8_rows()) return dispatcher(placement);
+                return std::make_unique<Fp8Dispatcher>(dispatcher(placement),
+                                                       options_.fp8_gradients(), see_packed);
             },
             options_.chunks_here(), see_dispatch, layer.layer);
     }
-    std::unique_ptr<TokenDispatcher> dispatcher() {
+    std::unique_ptr<TokenDispatcher> dispatcher(const Placement* placement) {
         const int64_t E = config_.experts.count, here = E / ep_.size();
         const int chunks = options_.chunks_here();
         Stream& beside =
             options_.overlap == ExpertOverlap::none ? compute_stream() : communication_stream();
+        if (placement) return std::make_unique<ReplicaDispatcher>(ep_, *placement, chunks, beside);
         if (options_.capacity_factor > 0)
             return std::make_unique<CapacityDispatcher>(
                 ep_, E, chunks, beside,
@@ -170,6 +182,7 @@ private:
     ReceiveBuffer forward_buffer_, backward_buffer_;  // the latter only if they run together
     std::shared_ptr<const RowsByExpert> blocks_;      // of 7_capacity.h
     std::optional<NodeHops> nodes_;
+    std::vector<Placement> placements_;
 };
 
 }  // namespace ultrascale::expert_parallel

@@ -43,10 +43,11 @@ void train_step(Step& step, Llama& model, Updater& optimizer, const Mesh& mesh,
 // Trains. Returns false if the result differs from plain training on one device, or memory or
 // communication from their predictions.
 bool train(const Options& options, const ExpertOptions& chosen, ExpertTrap trap,
-           const StepShape& shape) {
+           const std::string& save_loads, const StepShape& shape) {
     const Communicator& world = Communicator::world();
-    const Mesh mesh(world, {{"dp", world.size() / chosen.ep}, {"ep", chosen.ep}});
+    Mesh mesh(world, {{"dp", world.size() / chosen.ep}, {"ep", chosen.ep}});
     ExpertParallel experts(shape.config, chosen, mesh, options.grad_accum);
+    add_holders(mesh, experts.placements());
     spoil_routers(experts, shape.config, chosen, trap, options.grad_accum);
     Run run("06_expert_parallel", options, shape,
             {.micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()});
@@ -73,7 +74,7 @@ bool train(const Options& options, const ExpertOptions& chosen, ExpertTrap trap,
     ExpertRun seen(shape, chosen, experts, &choices);
     spoil_packed_rows(experts, trap);
     what.step_done = [&](const Step&, double squared_norm) {
-        seen.count_norm(squared_norm, parameters, mesh);
+        seen.count_norm(squared_norm, parameters, world);
         choices.end_step();
     };
     run.start(what);
@@ -88,6 +89,7 @@ bool train(const Options& options, const ExpertOptions& chosen, ExpertTrap trap,
             report.communication_of_run(predicted, options.steps, run.validation_communication()) &&
             ok;
         report_experts(report, options, shape, chosen, seen, balanced);
+        if (!save_loads.empty() && world.rank() == 0) write_loads(save_loads, seen.loads());
         report.throughput(predicted);
         return ok;
     });
@@ -104,8 +106,8 @@ bool run(const Options& options, Chapter& chapter) {
         slow_down(options);
         return compare_ranks(options, experts, shape, train_step);
     }
-    return train_within_memory(options,
-                               [&] { return train(options, experts, chapter.trap, shape); });
+    return train_within_memory(
+        options, [&] { return train(options, experts, chapter.trap, chapter.save_loads, shape); });
 }
 
 }  // namespace

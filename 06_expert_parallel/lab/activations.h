@@ -43,7 +43,7 @@ public:
           by_rank_(o.ep > 1 && o.dispatch == Dispatch::rank),
           travels_(o.ep > 1),
           plain_(travels_ && o.dispatch == Dispatch::plain),
-          sorts_(travels_ && shape.config.experts.count > o.ep),
+          sorts_(travels_ && o.slots(shape.config.experts) > o.ep),
           has_loss_(o.has_loss()),
           shared_(shape.config.experts.shared > 0) {
         const ExpertsConfig& config = shape.config.experts;

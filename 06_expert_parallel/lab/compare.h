@@ -32,21 +32,30 @@ inline bool compare_ranks(
     bool ok = true;
     std::map<DispatchDtype, double> first_loss;  // rows in fp8 give another one
     double apart = 0;
-    using Way = std::pair<Dispatch, DispatchDtype>;
+    std::vector<std::vector<float>> loads;  // of a step; they are the same in all rows
+    std::string busiest;
+    struct Way {
+        Dispatch dispatch;
+        DispatchDtype dtype = DispatchDtype::model;
+        bool placed = false;
+    };
     for (int ep = 1; ep <= world.size(); ep *= 2)
-        for (const auto& [dispatch, dtype] : {Way{Dispatch::plain, DispatchDtype::model},
-                                              Way{Dispatch::expert, DispatchDtype::model},
-                                              Way{Dispatch::rank, DispatchDtype::model},
-                                              Way{Dispatch::expert, DispatchDtype::fp8}}) {
+        for (const auto& [dispatch, dtype, placed] :
+             {Way{Dispatch::plain}, Way{Dispatch::expert}, Way{Dispatch::rank},
+              Way{Dispatch::expert, DispatchDtype::fp8},
+              Way{.dispatch = Dispatch::expert, .placed = true}}) {
             const bool fp8 = dtype == DispatchDtype::fp8;
             if (world.size() % ep != 0 || E % ep != 0) continue;
             if (fp8 && shape.config.hidden % ops::packed_block != 0) continue;
             if (dispatch != Dispatch::expert && (ep == 1 || chosen.capacity_factor > 0)) continue;
             if (dispatch == Dispatch::plain && shape.config.experts.shared > 0) continue;
+            if (placed && (ep == 1 || E == 1 || chosen.capacity_factor > 0)) continue;
             ExpertOptions o = chosen;
             o.ep = ep, o.dispatch = dispatch, o.dispatch_dtype = dtype;
-            const Mesh mesh(world, {{"dp", world.size() / ep}, {"ep", ep}});
+            if (placed) o.loads = loads, o.replicas = ep;
+            Mesh mesh(world, {{"dp", world.size() / ep}, {"ep", ep}});
             ExpertParallel experts(shape.config, o, mesh, A);
+            add_holders(mesh, experts.placements());
             Llama model(shape.config, shape.model, experts.factories(shape.model),
                         Stage::whole(shape.config));
             ParameterList& parameters = model.parameters();
@@ -65,6 +74,12 @@ inline bool compare_ranks(
             // At learning rate 0 all steps route alike: each sends as much as the first.
             Step one(loader, slice, 1, 0, sequences_of_step(options, world.size()));
             run(one);
+            loads = seen.loads().front().by_layer;
+            if (placed)
+                busiest = fmt::format(
+                    "  rows of the busiest rank, over the mean: ep {} {:.2f}; with {} {:.2f}\n", ep,
+                    busiest_over_mean(loads_in_order(loads, ep)), format_count(ep, "replica"),
+                    busiest_over_mean(measured_loads(seen.rows_of_steps().front(), ep)));
             const double dispatch_sent = seen.travelled().of(Collective::all_to_all).sent;
             const Prediction predicted =
                 seen.predicted(predict_fixed(shape, o, parameters, mesh, experts.balance()), 1);
@@ -85,19 +100,21 @@ inline bool compare_ranks(
             const std::string name =
                 fmt::format("ep {} x dp {}{}", ep, world.size() / ep,
                             fp8       ? ", fp8"
+                            : placed  ? ", copies"
                             : ep == 1 ? ""
                                       : fmt::format(", {}", dispatch_names[int(dispatch)]));
             const double sums = m.counts[size_t(Collective::all_reduce)].sent / double(m.steps);
             print(fmt::format(
                 "  {:<20} {:>7} {:>9} {:>11} {:>10} {:>10} {:>8.1f} {:>7.1f} "
                 "{:>8.5f}{}",
-                name, E / ep, format_bytes(double(fixed)),
+                name, o.slots(shape.config.experts) / ep, format_bytes(double(fixed)),
                 format_bytes(double(peak[int(Memory::activation)])), format_bytes(dispatch_sent),
                 format_bytes(sums), 1e3 * m.exposed_seconds, 1e3 * m.step_seconds, loss,
                 same ? "" : " MISMATCH"));
             report.row({{"ep", int64_t(ep)},
                         {"dispatch", dispatch_names[int(dispatch)]},
                         {"dispatch_dtype", dispatch_dtype_names[int(dtype)]},
+                        {"replicas", int64_t(o.replicas)},
                         {"fixed_bytes", fixed},
                         {"activation_bytes", peak[int(Memory::activation)]},
                         {"dispatch_sent_bytes", dispatch_sent},
@@ -109,9 +126,9 @@ inline bool compare_ranks(
     const double bound = options.dtype == DType::fp32 ? 1e-5 : 3e-3;
     const bool equal = apart <= bound;
     print(
-        fmt::format("  states: parameters, gradients and optimizer. All rows are rank 0's.\n  "
-                    "losses of rows that travel in one type differ by {:.1e} at most: {}",
-                    apart, equal ? "ok" : "MISSED"));
+        fmt::format("  states: parameters, gradients and optimizer. All rows are rank 0's.\n{}"
+                    "  losses of rows that travel in one type differ by {:.1e} at most: {}",
+                    busiest, apart, equal ? "ok" : "MISSED"));
     report.finish();
     return ok && equal;
 }

@@ -85,7 +85,7 @@ private:
     // One copy of a row for each choice, with its weight.
     void add_choices(const Communicator& ep, const SplitSizes& rows, bool backward) {
         if (options_.capacity_factor == 0) {  // each expert's count
-            const int64_t here = config_.experts.count / ep.size();
+            const int64_t here = options_.slots(config_.experts) / ep.size();
             add_one_way(ep, std::vector<int64_t>(size_t(ep.size()), here), sizeof(int32_t));
         }
         add_there_and_back(ep, rows, backward);

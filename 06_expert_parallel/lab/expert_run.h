@@ -2,6 +2,8 @@
 // gradient's norm, added up in another way.
 #pragma once
 
+#include <sstream>
+
 #include "choices.h"
 #include "lab/verify/whole_values.h"
 #include "one_device_fp8.h"
@@ -59,16 +61,22 @@ public:
             }
         const std::map<int, DispatchStatistics::ByLayer> rows = statistics_.end_step();
         peak_ = std::max(peak_, peak_of_step_(rows));
+        std::map<int64_t, double> in_layer;
         for (const auto& [m, layers] : rows)
             for (const auto& [layer, layer_rows] : layers) {
+                in_layer[layer] += double(layer_rows.at_experts);
                 most_rows_ = std::max(most_rows_, layer_rows.at_experts);
                 all_rows_ += layer_rows.at_experts, ++forwards_;
             }
+        rows_of_steps_.emplace_back();
+        for (const auto& [layer, n] : in_layer) rows_of_steps_.back().push_back(n);
     }
     // Forgets the dispatches so far: those of steps that are not measured.
     void clear() { statistics_.clear(), accepted_.clear(); }
 
     const std::vector<StepLoads>& loads() const { return loads_; }  // for each step
+    // The rows of this rank's experts, for each step, in each layer with experts.
+    const std::vector<std::vector<double>>& rows_of_steps() const { return rows_of_steps_; }
     struct Dropped {
         int64_t choices = 0, dropped = 0;  // of all choices the dropped ones
     };
@@ -94,18 +102,21 @@ public:
         return all;
     }
 
-    // Adds up step 1's squared norm a second time, rank by rank, without the mesh.
-    void count_norm(double squared, const ParameterList& parameters, const Mesh& mesh) {
+    // Adds up step 1's squared norm a second time: every rank's sums, each parameter's once.
+    void count_norm(double squared, const ParameterList& parameters, const Communicator& world) {
         if (norm_apart_ >= 0) return;
-        std::vector<Tensor> grads;
+        std::string mine;
         for (const auto& p : parameters)
-            if (p->name.find(".experts.") != p->name.npos ? mesh.group("dp").rank() == 0
-                                                          : mesh.world().rank() == 0)
-                grads.push_back(p->grad);
+            mine += fmt::format("{} {:.17g}\n", p->name,
+                                sum_of_squares({p->grad}).to_host<double>()[0]);
+        std::map<std::string, double> by_name;
+        for (const std::string& rank_sums : world.gather_strings(mine)) {
+            std::istringstream in(rank_sums);
+            std::string name;
+            for (double sum; in >> name >> sum;) by_name.emplace(name, sum);
+        }
         double sum = 0;
-        for (const std::string& rank_sum :
-             mesh.world().gather_strings(bytes_of<double>(sum_of_squares(grads).to_host<double>())))
-            sum += from_bytes<double>(rank_sum)[0];
+        for (const auto& [name, of_parameter] : by_name) sum += of_parameter;
         norm_apart_ = std::abs(squared / sum - 1);
     }
     // Prints how much the two norms differ. Returns false if it is too much.
@@ -127,6 +138,7 @@ private:
     std::vector<Dispatched::Accepted> accepted_;
     Peak peak_of_step_;
     std::vector<StepLoads> loads_;
+    std::vector<std::vector<double>> rows_of_steps_;
     Dropped dropped_;
     RoundingError rounding_;
     double norm_apart_ = -1;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/comm.h"
+#include "loads_file.h"
 #include "shared_options.h"
 #include "traps.h"
 
@@ -11,7 +12,7 @@ struct Chapter {
     ExpertOptions experts;
     ExpertTrap trap = ExpertTrap::none;
     bool compare = false;
-    std::string demo;
+    std::string demo, save_loads;
 
     static Options defaults() {
         Options options;
@@ -32,6 +33,19 @@ struct Chapter {
                         {"fp8-both", DispatchDtype::fp8_both}},
                        "fp8: rows travel to their experts in e4m3, with a scale for each 128 "
                        "numbers; fp8-both: their gradients, too");
+        options.add("--loads", loads_,
+                    "Place the experts of each layer on ranks by their loads in this file, which "
+                    "--save-loads has written");
+        options
+            .add("--replicas", experts.replicas,
+                 "So many copies of a layer's experts beside them, of those with the largest loads")
+            .between(1, 1 << 20)
+            .only_if([this] { return !loads_.empty(); },
+                     "the experts' loads are unknown; see --loads");
+        options
+            .add("--save-loads", save_loads,
+                 "Write how many rows each expert of each layer got in the run to this file")
+            .excludes({"--estimate"});
         std::vector<std::string> traps;
         for (const auto& [name, value] : trap_names()) traps.push_back(name);
         options.add("--trap", trap_, "Make a mistake, and see what finds it").one_of(traps);
@@ -41,7 +55,8 @@ struct Chapter {
                   "table")
             .excludes(training_outputs)
             .excludes({"--ep", "--dispatch", "--dispatch-dtype", "--max-nodes", "--overlap",
-                       "--chunks", "--trap", "--estimate", "--svg"});
+                       "--chunks", "--loads", "--replicas", "--save-loads", "--trap", "--estimate",
+                       "--svg"});
         options
             .add("--demo", demo,
                  "route: eight tokens on their way to four experts on two ranks and back, step by "
@@ -72,7 +87,8 @@ struct Chapter {
                 "number",
                 experts.ep, format_count(ranks, "rank"), experts.ep);
         const int64_t E = config.experts.count;
-        if (E % experts.ep != 0 && !compare)
+        if (!loads_.empty()) check_placement(config);
+        if (E % experts.ep != 0 && !compare && !experts.placed())
             user_error("--ep {}: it must divide the {}", experts.ep, format_count(E, "expert"));
         const int64_t seq = options.seq > 0 ? options.seq : config.default_seq;
         choices_.check(options, config, options.micro_batch * seq);
@@ -85,6 +101,8 @@ struct Chapter {
             user_error("--trap groups-masked-with-0: no group is masked; see --groups");
         if (trap == ExpertTrap::scales_of_neighbour && !experts.fp8_rows())
             user_error("--trap scales-of-neighbour: rows have no scales; see --dispatch-dtype");
+        if (trap == ExpertTrap::copies_apart && experts.replicas == 0)
+            user_error("--trap copies-apart: no expert has copies; see --replicas");
         const bool needs_loss =
             trap == ExpertTrap::softmax_twice || trap == ExpertTrap::aux_times_micro_batches;
         if (needs_loss && !experts.has_loss())
@@ -107,6 +125,25 @@ private:
                 "they left, so they have one size; --overlap batches",
                 name);
     }
+    void check_placement(const LlamaConfig& config) {
+        const int64_t E = config.experts.count, ep = experts.ep, R = experts.replicas;
+        if (ep == 1) user_error("--loads: with --ep 1 one rank holds all experts; --ep 2");
+        if ((E + R) % ep != 0)
+            user_error("--ep {}: it must divide the {} and {} of a layer; --replicas {}", ep,
+                       format_count(E, "expert"), format_count(R, "replica"),
+                       R + ep - (E + R) % ep);
+        if (R > E * (ep - 1))
+            user_error("--replicas {}: a rank holds no expert twice, so {} have room for {}", R,
+                       format_count(ep, "rank"), E * (ep - 1));
+        if (E + R > 1024)
+            user_error("--replicas {}: a layer has room for 1024 experts and copies", R);
+        if (experts.dispatch != Dispatch::expert || experts.max_nodes > 0 ||
+            experts.capacity_factor > 0)
+            user_error(
+                "--loads: rows find copies with --dispatch expert only, without --max-nodes and "
+                "--capacity-factor");
+        experts.loads = read_loads(loads_, config.layers - config.experts.first_dense, E);
+    }
     static const std::map<std::string, ExpertTrap>& trap_names() {
         static const std::map<std::string, ExpertTrap> names{
             {"groups-masked-with-0", ExpertTrap::groups_masked_with_0},
@@ -116,11 +153,12 @@ private:
             {"experts-divided-by-ep", ExpertTrap::experts_divided_by_ep},
             {"norm-without-experts", ExpertTrap::norm_without_experts},
             {"aux-times-micro-batches", ExpertTrap::aux_times_micro_batches},
-            {"scales-of-neighbour", ExpertTrap::scales_of_neighbour}};
+            {"scales-of-neighbour", ExpertTrap::scales_of_neighbour},
+            {"copies-apart", ExpertTrap::copies_apart}};
         return names;
     }
     ExpertChoices choices_{experts};
-    std::string trap_;
+    std::string trap_, loads_;
 };
 
 }  // namespace ultrascale::expert_parallel

@@ -89,13 +89,19 @@ inline int64_t forwards_of(const StepShape& shape, const ExpertOptions& o) {
     return 1 + (shape.model.recompute == Recompute::full ? 1 : 0) + (o.counts_first() ? 1 : 0);
 }
 
-// The sums of gradients: an expert's over dp, all others over dp and ep.
+// The sums of gradients: an expert's over dp and the ranks that hold copies, all others over dp and
+// ep.
 inline void add_sums(Prediction& prediction, const ParameterList& parameters, const Mesh& mesh,
                      DType grad_dtype) {
-    for (const auto& p : parameters)
-        if (const Communicator& group = data_group(mesh, *p); group.size() > 1)
-            prediction.communication.add(group, Collective::all_reduce, 1,
-                                         p->local_numel() * dtype_bytes(grad_dtype));
+    for (const auto& p : parameters) {
+        const auto add = [&](const Communicator& group) {
+            if (group.size() > 1)
+                prediction.communication.add(group, Collective::all_reduce, 1,
+                                             p->local_numel() * dtype_bytes(grad_dtype));
+        };
+        add(data_group(mesh, *p));
+        for (const std::string& name : p->replica_groups) add(mesh.group(name));
+    }
 }
 
 // Adds the sums of the step's loads over `all` ranks at its end, and with --aux-over global also
@@ -154,7 +160,7 @@ inline void add_balanced_rows(PredictedCommunication& step_communication, const 
         step_communication.add(ep, Collective::all_gather, forwards, forwards * o.ep * o.ep * 4);
     else if (o.capacity_factor == 0)
         step_communication.add(ep, Collective::all_to_all, forwards * chunks,
-                               forwards * chunks * e.count * 4);
+                               forwards * chunks * o.slots(e) * 4);
     step_communication.add(
         ep, Collective::all_to_all,
         {2 * passes * chunks, std::llround(std::min(double(even) * row, 9e18)), away * row});

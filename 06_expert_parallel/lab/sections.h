@@ -8,6 +8,7 @@
 #include "expert_run.h"
 #include "load_picture.h"
 #include "one_device_experts.h"
+#include "placement_report.h"
 
 namespace ultrascale::expert_parallel {
 
@@ -27,7 +28,8 @@ inline std::string describe_model(const ExpertsConfig& e) {
 inline std::string describe(const LlamaConfig& config, const ExpertOptions& o, int64_t ranks) {
     std::string words =
         fmt::format("{}\n          ep {} x dp {}: {} a rank", describe_model(config.experts), o.ep,
-                    ranks / o.ep, format_count(config.experts.count / o.ep, "expert"));
+                    ranks / o.ep, format_count(o.slots(config.experts) / o.ep, "expert"));
+    if (o.placed()) words += fmt::format(", by load, {}", format_count(o.replicas, "replica"));
     if (o.ep > 1)
         words += fmt::format(", one copy of a row for each {}", dispatch_names[int(o.dispatch)]);
     if (o.fp8_rows()) words += fmt::format(" in {}", dispatch_dtype_names[int(o.dispatch_dtype)]);
@@ -131,6 +133,7 @@ inline void report_experts(Report& report, const Options& options, const StepSha
         report.value("experts", "fp8_error", seen.rounding().mean());
         report.value("experts", "largest_fp8_error", seen.rounding().largest);
     }
+    if (o.placed()) report_placement(report, o, seen, balanced.communication);
     if (o.ep == 1) return;
     const double steps = double(options.steps),
                  expected = balanced.communication.of(Collective::all_to_all).sent,
@@ -158,8 +161,9 @@ inline void report_experts(Report& report, const Options& options, const StepSha
 // --estimate: describes the rank's parameters without allocating anything.
 inline void print_estimate(const Options& options, const ExpertOptions& o, const StepShape& shape) {
     const Communicator& world = Communicator::world();
-    const Mesh mesh(world, {{"dp", world.size() / o.ep}, {"ep", o.ep}});
+    Mesh mesh(world, {{"dp", world.size() / o.ep}, {"ep", o.ep}});
     ExpertParallel experts(shape.config, o, mesh, options.grad_accum);
+    add_holders(mesh, experts.placements());
     Llama model(shape.config, shape.model, experts.factories(shape.model),
                 Stage::whole(shape.config));
     Report report("06_expert_parallel", options, shape, 0);

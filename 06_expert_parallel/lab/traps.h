@@ -20,6 +20,7 @@ enum class ExpertTrap {
     norm_without_experts,     // the norm that clips counts only this rank's experts
     aux_times_micro_batches,  // each micro-batch adds the whole auxiliary loss
     scales_of_neighbour,      // a row in fp8 travels with the scales of the row before it
+    copies_apart,             // an expert's copies keep the gradients of their own rows
 };
 
 // A router that makes one of the first three mistakes, or the last one. It runs on the host, since
@@ -104,11 +105,13 @@ inline void spoil_packed_rows(ExpertParallel& experts, ExpertTrap trap) {
     };
 }
 
-// Describes experts as if every rank held copies of them. Call it before their parameters have
-// storage.
+// Describes experts as if every rank held copies of them, or as if no expert had any. Call it
+// before their parameters have storage.
 inline void spoil_description(ParameterList& parameters, ExpertTrap trap) {
-    if (trap != ExpertTrap::experts_summed_over_ep) return;
-    for (const auto& p : parameters) p->split_over.clear();
+    for (const auto& p : parameters) {
+        if (trap == ExpertTrap::experts_summed_over_ep) p->split_over.clear();
+        if (trap == ExpertTrap::copies_apart) p->replica_groups.clear();
+    }
 }
 
 // Makes a mistake with the gradients of experts after they have been summed.

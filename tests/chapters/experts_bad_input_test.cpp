@@ -40,6 +40,19 @@ TEST(ExpertParallelBadInput, IsRefused) {
     refuses(2, "--dispatch-dtype fp8 --overlap chunks", {"--dispatch-dtype fp8", "chunks"});
     refuses(0, "--dispatch-dtype fp8 " + fmt::format("--load {}", reference("mixtral")),
             {"--dispatch-dtype fp8", "128"});
+    const TempDir dir;
+    put(dir / "loads", "1 2 3 4 5 6 7 8\n1 2 3 4 5 6 7 8\n");
+    const std::string placed = "--layers 2 --loads " + (dir / "loads");
+    refuses(2, "--layers 2 --loads nowhere", {"nowhere"});
+    refuses(2, "--layers 3 --loads " + (dir / "loads"), {"loads", "2 layers", "3"});
+    refuses(2, placed + " --experts 4", {"loads", "line 1", "4 experts"});
+    refuses(0, placed, {"--loads", "--ep 1", "--ep 2"});
+    refuses(3, placed, {"--ep 3", "8 experts", "--replicas 1"});
+    refuses(2, placed + " --replicas 10", {"--replicas 10", "2 ranks", "8"});
+    for (const char* other : {"--dispatch rank", "--dispatch plain", "--capacity-factor 1"})
+        refuses(2, placed + " " + other, {"--loads", "--dispatch expert"});
+    refuses(2, placed + " --trap copies-apart", {"--trap copies-apart", "--replicas"});
+    refuses(0, "--save-loads x --estimate", {"--save-loads", "--estimate"});
     refuses(0, "--trap scales-of-neighbour", {"--trap", "--dispatch-dtype"});
     refuses(0, "--trap groups-masked-with-0", {"--trap", "--groups"});
     refuses(0, "--trap everything", {"--trap", "everything", "softmax-twice"});
@@ -49,6 +62,7 @@ TEST(ExpertParallelBadInput, IsRefused) {
 TEST(ExpertParallelBadInput, OptionsWithoutEffect) {
     const std::string none = "has no effect: ";
     refuses(0, "--gamma 0.1", {"--gamma " + none, "--balance bias"});
+    refuses(2, "--replicas 2", {"--replicas " + none, "--loads"});
     refuses(0, "--drop score", {"--drop " + none, "--capacity-factor"});
     refuses(2, "--chunks 4", {"--chunks " + none, "--overlap chunks"});
     refuses(0, "--top-groups 2", {"--top-groups " + none, "--groups"});

@@ -56,6 +56,42 @@ TEST(ExpertParallel, RowsInFp8) {
     expect_equal(0, "--dispatch-dtype fp8-both");
 }
 
+// Experts are placed by loads, whether or not these are right, and some are on several ranks.
+TEST(ExpertParallel, PlacedByLoad) {
+    const TempDir dir;
+    put(dir / "loads", "40 1 9 3 9 2 0 4\n1 2 3 4 5 6 7 8\n");
+    const std::string placed = "--loads " + (dir / "loads");
+    expect_equal(4, placed);
+    expect_equal(4, placed + " --replicas 4 --ep 2 --grad-accum 2 --recompute full");
+    expect_equal(3, placed + " --replicas 1 --dropout 0.1");
+    expect_equal(4, placed + " --replicas 8 --overlap chunks --shared 1");
+    expect_equal(2, placed +
+                        " --replicas 4 --overlap batches --grad-accum 2 --dispatch-dtype fp8-both "
+                        "--router sigmoid --balance bias --dtype bf16");
+}
+
+// If the loads are those of the same step, ranks get the rows that they predict: exactly, or with
+// replicas up to a row for each sender and slot.
+TEST(ExpertParallel, RanksGetTheRowsThatLoadsPredict) {
+    const TempDir dir;
+    const std::string common = "--layers 2 --seq 64 --micro-batch 2 --steps 1 --no-verify ",
+                      loads = dir / "loads";
+    train(4, chapter, common + "--save-loads " + loads);
+    double before = INFINITY;
+    for (const int R : {0, 4, 8}) {
+        const Outcome run =
+            train(4, chapter,
+                  common + "--loads " + loads + (R > 0 ? fmt::format(" --replicas {}", R) : ""));
+        expect_as_predicted(run);
+        const Json& experts = run.summary.at("experts");
+        const double first = experts.at("busiest_first"), mean = 64 * 2 * 2, slots = (8 + R) / 4.0;
+        EXPECT_NEAR(first, experts.at("busiest_as_placed"), R > 0 ? 4 * slots / mean : 1e-12);
+        EXPECT_LT(first, std::min<double>(before - 0.02, experts.at("busiest_in_order")));
+        EXPECT_EQ(experts.at("copies_sent"), experts.at("copies_predicted"));
+        before = first;
+    }
+}
+
 TEST(ExpertParallel, InChunks) {
     expect_equal(4, "--overlap chunks --shared 1");
     expect_equal(4, "--ep 2 --overlap chunks --chunks 4 --recompute full --grad-accum 2");
@@ -110,6 +146,24 @@ TEST(ExpertParallel, RepeatsAndResumes) {
     const Outcome alone =
         train(0, chapter, common + "--grad-accum 2 --steps 3 --load " + (dir / "saved"));
     EXPECT_LE(largest_difference(alone.of("loss"), rest.of("loss")), on_gpu ? 1e-5 : 1e-6);
+}
+
+// An expert with copies is saved once, and another placement goes on with it.
+TEST(ExpertParallel, CopiesAreSavedOnce) {
+    const TempDir dir;
+    put(dir / "loads", "40 1 9 3 9 2 0 4\n1 2 3 4 5 6 7 8\n");
+    const std::string common = "--layers 2 --seq 16 --micro-batch 2 --lr 2e-3 --no-verify ",
+                      placed = "--loads " + (dir / "loads") + " --replicas 4 ";
+    train(4, chapter, common + placed + "--steps 2 --save " + (dir / "placed"));
+    train(4, chapter, common + "--steps 2 --save " + (dir / "order"));
+    for (const char* file : {"/model.safetensors", "/optimizer.safetensors"})
+        EXPECT_EQ(slurp(dir / "placed" + file).size(), slurp(dir / "order" + file).size());
+    const std::string rest = common + "--steps 2 --load ";
+    const std::vector<double> losses = train(4, chapter, rest + (dir / "order")).of("loss");
+    for (const std::string& with : {std::string(), placed})
+        EXPECT_LE(largest_difference(
+                      train(4, chapter, rest + (dir / "placed") + " " + with).of("loss"), losses),
+                  1e-5);
 }
 
 // Expects Hugging Face's losses and gradient norms, with and without its balancing loss, for any
@@ -179,6 +233,11 @@ TEST(ExpertParallelTraps, AreFound) {
     expect_missed("--trap norm-without-experts", "norm ");
     expect_missed("--grad-accum 2 --trap aux-times-micro-batches", "gradient ");
     expect_missed("--dispatch-dtype fp8 --trap scales-of-neighbour", "gradient ");
+    const TempDir dir;
+    put(dir / "loads", "40 1 9 3 9 2 0 4\n1 2 3 4 5 6 7 8\n");
+    const std::string copies = "--loads " + (dir / "loads") + " --replicas 2 --trap copies-apart";
+    expect_missed(copies, "gradient ");
+    expect_missed(copies, "norm ");
 }
 
 // Adam hides a constant factor in experts' gradients: the losses look right.
@@ -247,7 +306,8 @@ TEST(ExpertParallel, CompareAndDemo) {
     EXPECT_FALSE(contains(compare.out, "MIS")) << compare.out;
     for (const char* row :
          {"ep 1 x dp 4 ", "ep 2 x dp 2, plain", "ep 2 x dp 2, expert", "ep 2 x dp 2, rank",
-          "ep 4 x dp 1, plain", "ep 4 x dp 1, expert", "ep 4 x dp 1, rank", "ep 4 x dp 1, fp8"})
+          "ep 4 x dp 1, plain", "ep 4 x dp 1, expert", "ep 4 x dp 1, rank", "ep 4 x dp 1, fp8",
+          "ep 2 x dp 2, copies", "ep 4 x dp 1, copies", "busiest rank"})
         EXPECT_TRUE(contains(compare.out, row)) << row << " is not in\n" << compare.out;
     for (const int ranks : {1, 2}) {
         const Outcome demo = run_ranks(ranks, chapter, "--demo route");

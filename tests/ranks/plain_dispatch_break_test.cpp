@@ -113,9 +113,10 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
                     const ModulePath block = layer.part(expert_names(config).block);
                     auto router =
                         std::make_unique<Router>(list, block, config, chosen, experts.balance());
-                    return std::make_unique<Broken>(wrong, std::move(router),
-                                                    experts_of_rank(list, block, config, ep), ep,
-                                                    experts, layer.layer);
+                    return std::make_unique<Broken>(
+                        wrong, std::move(router),
+                        experts_of_rank(list, block, config, neighbouring_experts(4, ep)), ep,
+                        experts, layer.layer);
                 });
     Llama model(config, {}, factories, Stage::whole(config));
     ParameterList& parameters = model.parameters();
