@@ -97,7 +97,7 @@ void rope_backward(Tensor dqkv, const Tensor& dq, const Tensor& dk, const Tensor
 // With `causal`, a query attends to keys up to its own position, and to all of the sequence's first
 // `prefix` ones, even to later ones than its own. document_starts (B, Tq) int32, if given, has for
 // each query the first position in the whole sequence that it sees, its document's or that of its
-// sliding window; earlier keys are masked.
+// sliding window; earlier keys are masked. It never decreases from one query to the next.
 struct AttentionMask {
     bool causal = true;
     int64_t q_offset = 0, k_offset = 0;

@@ -2,8 +2,9 @@
 // keys a query sees. Private to common/cuda.
 //
 // The keys that query i of sequence b sees are always one contiguous range, [begin, end), which may
-// be empty. Its end comes from causality and the prefix, and grows with i; its begin comes from the
-// documents and the window, and costs a read of document_starts[b, i].
+// be empty. Its end comes from causality and the prefix; its begin comes from the documents and the
+// window, and costs a read of document_starts[b, i]. Neither decreases with i, so that the queries
+// that see a block of keys are neighbours, too: [first_query, query_end).
 #pragma once
 
 #include <cuda_bf16.h>
@@ -67,6 +68,17 @@ struct DeviceMask {
     // The first query that sees this key, ignoring documents; Tq or more if none does.
     __device__ int64_t first_query(int64_t key) const {
         return causal && key >= prefix ? max(key - shift, int64_t(0)) : 0;
+    }
+    // The first query of sequence b whose document or window begins at key `key` or later; Tq if
+    // there is none. It is found in log2(Tq) reads.
+    __device__ int query_end(int64_t b, int64_t key) const {
+        if (!starts) return int(Tq);
+        int low = 0, high = int(Tq);
+        while (low < high) {
+            const int middle = (low + high) / 2;
+            starts[b * Tq + middle] < key + k_offset ? low = middle + 1 : high = middle;
+        }
+        return low;
     }
 
     // The range for queries first .. first + rows - 1 (those below Tq; first < Tq). Each warp

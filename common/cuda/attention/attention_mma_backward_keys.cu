@@ -64,8 +64,9 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
 
     // The first query that sees any of these keys, rounded down to a multiple of `queries`, because
     // that many are loaded together.
-    const int i_begin = int(mask.first_query(first)) / queries * queries;
-    const int per_head = i_begin < s.Tq ? int((s.Tq - i_begin + queries - 1) / queries) : 0,
+    const int i_begin = int(mask.first_query(first)) / queries * queries,
+              i_end = mask.query_end(b, first + Block::keys);
+    const int per_head = i_begin < i_end ? (i_end - i_begin + queries - 1) / queries : 0,
               all = per_head * group;
     const auto load = [&](int stage, int index) {
         const int h = kv_head * group + index / per_head, i = i_begin + index % per_head * queries;
@@ -97,7 +98,10 @@ __global__ void __launch_bounds__(KeyBlock<D>::threads, D == 64 ? 2 : 1)
 #pragma unroll 1
         for (int sub = 0; sub < queries; sub += step) {
             if (mask.causal && mask.key_end(i + sub + step - 1) <= warp_first)
-                continue;                    // these queries come before these keys
+                continue;  // these queries come before these keys
+            if (mask.starts &&
+                __float_as_int(row_values(stage, 2)[sub]) - int(mask.k_offset) > warp_last)
+                continue;                    // these keys come before what they see
             const int column = sub + 2 * t;  // this thread's first query in the stage
             float p[tiles][step / 8][4] = {},
                                   ds[tiles][step / 8][4];  // scores and dP - delta first

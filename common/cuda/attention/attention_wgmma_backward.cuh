@@ -142,21 +142,21 @@ struct StepState {
 // the group's first head, then of the second, ...
 template <int queries>
 struct QueryTiles {
-    int begin, per_head, count;  // tiles: the first that sees the keys; per head; in this piece
-    int head, number;            // of the current tile; heads are numbered across all sequences
+    int begin, end, count;  // tiles: of each head begin .. end - 1 see the keys; in this piece
+    int head, number;       // of the current tile; heads are numbered across all sequences
     __device__ QueryTiles(const DeviceMask& mask, const AttentionSizes& s, const KeyTile& keys,
                           const Pieces& pieces) {
         const int group = int(s.H) / int(s.K);
-        per_head = (int(s.Tq) + queries - 1) / queries;
         begin = first_query_tile(keys.first, queries, mask);
-        const int seen = max(per_head - begin, 0), all = seen * group;
+        end = (mask.query_end(keys.b, keys.first + backward_keys) + queries - 1) / queries;
+        const int seen = max(end - begin, 0), all = seen * group;
         const int skipped = keys.first_of(all, pieces.per_tile);
         count = keys.last_of(all, pieces.per_tile) - skipped;
         head = (keys.b * int(s.K) + keys.h) * group + skipped / max(seen, 1),
         number = begin + skipped % max(seen, 1);
     }
     __device__ void advance() {
-        if (++number == per_head) number = begin, ++head;
+        if (++number == end) number = begin, ++head;
     }
     // The tile's place in OpenTiles, with `stride` tiles from one head to the next.
     __device__ int index(int stride) const { return head * stride + number; }

@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(threads)
         if (!opens && divide) divide_sums<D>(sums, shift, tiles_added);
         if (thread == 0) {
             tile.tiles_added =
-                (divide ? 0 : tiles_added) + key_tiles_of(first / queries, queries, mask);
+                (divide ? 0 : tiles_added) + key_tiles_of(b, first / queries, queries, mask);
             tile.highest_begin = highest_begin;
             tile.key_end =
                 int(mask.causal ? min(max(mask.shift + first + 1, int64_t(-queries)), mask.Tk)

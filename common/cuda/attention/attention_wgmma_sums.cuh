@@ -111,13 +111,19 @@ __device__ void store_sums(Out* to, float (&sum)[n], const float* addend) {
 __device__ inline int first_query_tile(int first, int queries, const DeviceMask& mask) {
     return int(min(mask.first_query(first), mask.Tq)) / queries;
 }
-// The number of tiles of keys that a tile of queries sees, i.e. whose first_query_tile is not
-// behind it.
-__device__ inline int key_tiles_of(int tile, int queries, const DeviceMask& mask) {
-    const int all = (int(mask.Tk) + backward_keys - 1) / backward_keys;
-    if (!mask.causal || tile >= int(mask.Tq) / queries) return all;
-    const int64_t keys = max(int64_t(tile + 1) * queries + mask.shift, int64_t(mask.prefix));
-    return int(min((keys + backward_keys - 1) / backward_keys, int64_t(all)));
+// The number of tiles of keys that a tile of queries of sequence b sees, i.e. among whose
+// QueryTiles it is.
+__device__ inline int key_tiles_of(int64_t b, int tile, int queries, const DeviceMask& mask) {
+    int64_t begin = 0, end = (mask.Tk + backward_keys - 1) / backward_keys;
+    if (mask.causal && tile < int(mask.Tq) / queries) {
+        const int64_t keys = max(int64_t(tile + 1) * queries + mask.shift, int64_t(mask.prefix));
+        end = min((keys + backward_keys - 1) / backward_keys, end);
+    }
+    if (mask.starts) {
+        const int64_t first = mask.starts[b * mask.Tq + tile * queries] - mask.k_offset;
+        begin = max(first, int64_t(0)) / backward_keys;
+    }
+    return int(max(end - begin, int64_t(0)));
 }
 
 }  // namespace ultrascale::ops

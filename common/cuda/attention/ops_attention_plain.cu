@@ -232,14 +232,11 @@ __global__ void __launch_bounds__(threads) backward_keys(T* dk, T* dv, Inputs<T>
     float dk_sum[rows][c] = {}, dv_sum[rows][c] = {};
     stage<c, at.block_rows>(at.block_own, in.k + block_begin, in.v + block_begin, s.k_row(),
                             s.Tk - at.block_first, in);
+    const int query_end = in.mask.query_end(at.b, at.block_first + at.block_rows);
     for (int64_t h = at.head * s.group(); h < (at.head + 1) * s.group(); ++h)
-        for (int64_t n = in.mask.first_query(at.block_first); n < s.Tq; n += tile_rows) {
+        for (int64_t n = in.mask.first_query(at.block_first); n < query_end; n += tile_rows) {
             int begin, end;
-            // This lane's query has the same range in every warp, so all skip it or none does.
             in.mask.range(at.b, n + at.lane, begin, end);
-            if (!__any_sync(0xffffffffu, begin < end && begin < at.block_first + at.block_rows &&
-                                             end > at.block_first))
-                continue;
             const int64_t tile_begin = ((at.b * s.Tq + n) * s.H + h) * s.D;
             stage<c, tile_rows>(at.tiles, in.q + tile_begin, in.dout + tile_begin, s.q_row(),
                                 s.Tq - n, in);
