@@ -77,7 +77,7 @@ TEST(OpsLatent, RotatesTheLastPairsOfEachHead) {
         }
 }
 
-TEST(OpsLatent, MistakesAreFound) {
+TEST(LatentSizes, MistakesAreFound) {
     const Tensor a = random_tensor({4, 6}, DType::fp32, 5),
                  b = random_tensor({2, 6}, DType::fp32, 6);
     EXPECT_THROW(ops::copy_columns(a, 3, b, 0, 4), std::logic_error);  // past the last column
