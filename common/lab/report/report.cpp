@@ -87,7 +87,7 @@ void Report::configuration(int64_t global_batch, const std::string& data_descrip
                       o.optimizer.muon ? "Muon for matrices, else AdamW" : "AdamW", o.optimizer.lr,
                       o.optimizer.cosine ? "cosine" : "constant", o.optimizer.weight_decay,
                       o.optimizer.clip));
-    formulas(settings_of_run(impl_->shape, o));
+    if (!c.gpt && !c.latent) formulas(settings_of_run(impl_->shape, o));
     Json& json = impl_->summary["configuration"];
     json["model"] = o.model_name(), json["parameters"] = parameter_count(c);
     json["global_batch"] = global_batch, json["seq"] = seq, json["micro_batch"] = o.micro_batch;

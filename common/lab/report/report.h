@@ -45,8 +45,8 @@ public:
     // Prints the chapter's own line ("  sync    bucket: ..."). `layout`: the layout of the ranks
     // ({"dp", 4}).
     void technique(const std::string& label, const std::string& words, const JsonFields& layout);
-    // The page of --html gets a section with the formulas of memory, beginning with these settings
-    // (configuration() and technique() call it for the run's own).
+    // The page of --html gets a section with a Llama's formulas of memory, beginning with these
+    // settings (configuration() and technique() call it for the run's own, if it is of a Llama).
     void formulas(const MemorySettings& settings);
     // Progress: a printed line every --log-every steps, and a line of JSON for each step.
     void step(const StepRecord& record);
