@@ -2,8 +2,8 @@
 // attention, operations limited by memory, and the communication that it waits for (layer_calls.h).
 //
 //     forward    products  [q k v] (h -> (H + 2 K) D / tp)   [o]   [gate up] (h -> 2 F / tp) [down]
-//                attention 4 B T s H D / (tp) FLOPs a score that the mask leaves: half, fewer
-//                          with a window
+//                attention 4 B T s H D / (tp) FLOPs, of which the mask leaves half, a window
+//                          less (share_seen)
 //                memory    norms, residuals, rotation, SwiGLU
 //     backward   each product twice (dX, dW), attention 2.5 times, memory twice
 #pragma once
