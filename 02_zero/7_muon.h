@@ -47,10 +47,11 @@ inline WholeMatrices deal_matrices(const ParameterList& parameters, int n) {
     std::vector<std::vector<Parameter*>> matrices, others;
     for (const std::vector<Parameter*>& together : neighbours(parameters))
         (Muon::updates(*together[0]) ? matrices : others).push_back(together);
-    std::ranges::stable_sort(matrices, std::greater(),
-                             [](const auto& m) { return local_numel(m); });
     const int64_t grain = 8, all = parameters.local_numel();
     int64_t part = (all + n * grain - 1) / (n * grain) * grain;
+    // exercise 02.8 begin: the largest first, each to the part with most room; grow if it lacks room
+    std::ranges::stable_sort(matrices, std::greater(),
+                             [](const auto& m) { return local_numel(m); });
     for (;;) {
         std::vector<Place> places;
         int64_t at = 0;
@@ -72,6 +73,7 @@ inline WholeMatrices deal_matrices(const ParameterList& parameters, int n) {
         if (lacking == 0) return {part, places};
         part += (lacking + grain - 1) / grain * grain;
     }
+    // exercise 02.8 end
 }
 
 class MuonZero1 : public PlainZero1 {

@@ -9,6 +9,9 @@
 //     k, v               rows / min(tp, K)   tp           "kv", where tp/K ranks hold copies
 //     o, down            columns / tp        tp
 //     norms, latents     whole               -            "tp" with sequence parallelism
+//
+// AdamW updates a slice as it would update it in the whole matrix. Muon does not: the orthogonalized
+// slice is no slice of the orthogonalized matrix. So this chapter and 09 have no --optimizer.
 #pragma once
 
 #include "1_plain.h"

@@ -46,6 +46,7 @@ public:
           links_(hardware.links()),
           plan_(plan),
           e_(double(dtype_bytes(shape.model.dtype))),
+          seq_(shape.seq),
           tokens_(double(plan.micro_batch) * double(shape.seq) / double(plan.cp)),
           tp_(double(plan.tp)),
           stream_(tokens_ * double(c_.hidden) * e_) {}
@@ -86,10 +87,13 @@ public:
                      own = 2 * tokens_ * kv * e_,  // K and V
             q = double(c_.q_size()) / tp_, keys = own * std::max(heads, double(u)) / heads,
                      sums = keys * 4 / e_;
-        // With a causal mask and one piece of the sequence each, the last rank has the most work.
+        // With one piece of the sequence each, the last rank has the most work: with a causal mask
+        // nearly twice the mean, with a window hardly more.
         if (o.layout == Layout::contiguous && n > 1 && !o.bidirectional) {
-            cost.forward.compute += attended * (1 - 1 / n);
-            cost.backward.compute += back * (1 - 1 / n);
+            const double before = attended_pairs(c_, int64_t(double(seq_) * (1 - 1 / n))),
+                         more = n * (1 - before / attended_pairs(c_, seq_)) - 1;
+            cost.forward.compute += attended * std::max(more, 0.0);
+            cost.backward.compute += back * std::max(more, 0.0);
         }
         if (o.variant == Variant::all_gather) {
             const Spread group = spread(PlanAxis::cp);
@@ -220,6 +224,7 @@ private:
     const Links links_;
     const Plan& plan_;
     double e_;       // bytes of a number
+    int64_t seq_;    // tokens of a sequence
     double tokens_;  // of a micro-batch, on a rank of cp
     double tp_;
     double stream_;  // bytes of the residual stream on all ranks of tp

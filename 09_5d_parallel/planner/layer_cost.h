@@ -2,7 +2,8 @@
 // attention, operations limited by memory, and the communication that it waits for (layer_calls.h).
 //
 //     forward    products  [q k v] (h -> (H + 2 K) D / tp)   [o]   [gate up] (h -> 2 F / tp) [down]
-//                attention 2 B T s H D / (tp) FLOPs (half of the scores are masked)
+//                attention 4 B T s H D / (tp) FLOPs, of which the mask leaves half, a window
+//                          less (share_seen)
 //                memory    norms, residuals, rotation, SwiGLU
 //     backward   each product twice (dX, dW), attention 2.5 times, memory twice
 #pragma once
@@ -19,7 +20,7 @@ public:
           plan_(plan),
           calls_(shape, hardware, plan),
           e_(double(dtype_bytes(shape.model.dtype))),
-          seq_(double(shape.seq)),
+          seq_(shape.seq),
           tokens_(double(plan.micro_batch) * double(shape.seq) / double(plan.cp)),
           tp_(double(plan.tp)),
           stream_(tokens_ / (plan.tensor.sequence_parallel ? tp_ : 1) * double(c_.hidden) * e_) {}
@@ -38,7 +39,7 @@ public:
         const double h = double(c_.hidden), q = double(c_.q_size()) / tp_,
                      kv = std::max(double(c_.kv_size()) / tp_, double(c_.head_dim));
         see("q, k, v", linear(tokens_, q + 2 * kv, h));
-        const double attention = 2 * tokens_ * seq_ * q;
+        const double attention = 4 * tokens_ * double(seq_) * q * share_seen(c_, seq_);
         UnitCost attended;
         attended.forward.compute = attention / (hw_.peak * hw_.attention_forward);
         attended.backward.compute = 2.5 * attention / (hw_.peak * hw_.attention_backward);
@@ -157,7 +158,7 @@ private:
     const Plan& plan_;
     LayerCalls calls_;
     double e_;       // bytes of a number
-    double seq_;     // tokens of a sequence
+    int64_t seq_;    // tokens of a sequence
     double tokens_;  // of a micro-batch, on a rank of cp
     double tp_;
     double stream_;  // bytes of a rank's part of the residual stream

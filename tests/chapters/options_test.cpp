@@ -115,6 +115,9 @@ TEST(Options, UnexpectedOnesAreNamedInOrderWithWhatWasMeant) {
             {"--stag 3 rest: not expected", "did you mean --stage?"});
     refuses(0, "01_data_parallel", "--stage 3",
             {"--stage 3: not expected", "--stage is an option of 02_zero"});
+    for (const char* cuts_matrices : {"03_tensor_parallel", "09_5d_parallel"})
+        refuses(0, cuts_matrices, "--optimizer muon",
+                {"--optimizer is an option of 00_single_gpu", "Muon needs whole matrices"});
     refuses(0, "00_single_gpu", "--bucket-mb=3 --completely-unknown",
             {"option of 01_data_parallel", "--help"});
     EXPECT_FALSE(contains(run("00_single_gpu", "--completely-unknown").err, "did you mean"));

@@ -117,6 +117,32 @@ TEST(PlannerLinks, CardsSendWhatARunPredicts) {
 
 const ExpertOptions beside{.dispatch = Dispatch::rank, .overlap = ExpertOverlap::batches};
 
+// With one piece of the sequence each, the last rank's share beyond the mean is added.
+TEST(PlannerCost, OfAttentionIsThatOfThePairsThatAMaskLeaves) {
+    constexpr int64_t T = 8192, W = 1024, P = 2048, cp = 4;
+    const auto seconds = [](int64_t window, int64_t prefix, int64_t ranks) {
+        StepShape shape = shape_of("llama-3-8b");
+        shape.seq = T, shape.config.window = window, shape.config.prefix = prefix;
+        Plan plan{.cp = ranks};
+        plan.context.layout = Layout::contiguous;
+        const Hardware hardware = find_hardware("h100");
+        double attention = 0, merges = 0;
+        LayerCosts(shape, hardware, plan)
+            .for_each_part(false, [&](const std::string& part, const UnitCost& cost) {
+                if (part == "attention") attention = cost.forward.compute;
+                if (part == "cp") merges = cost.forward.compute;
+            });
+        return std::pair(attention, merges);
+    };
+    const double causal = T * T / 2, window = T * W - W * (W - 1) / 2;
+    const double whole = seconds(0, 0, 1).first;
+    EXPECT_NEAR(seconds(W, 0, 1).first / whole, window / causal, 1e-9);
+    EXPECT_NEAR(seconds(0, P, 1).first / whole, (causal + T / 2 + P * (P - 1) / 2) / causal, 1e-9);
+    // The last rank attends to W keys for each of its tokens.
+    const double more = seconds(0, 0, cp).second - seconds(W, 0, cp).second;
+    EXPECT_NEAR(more * cp / whole, (1 - 1.0 / cp) - (T * W - window) / causal, 1e-3);
+}
+
 // Forwards and backwards that run together: the formula beside a simulation of all actions.
 TEST(PlannerCost, OfMicroBatchesBesideEachOtherIsAsSimulated) {
     const StepShape shape = shape_of("moe-16b");

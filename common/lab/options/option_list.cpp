@@ -185,6 +185,10 @@ static size_t distance(const std::string& a, const std::string& b) {
 // Options that have another name than in earlier versions.
 static constexpr std::pair<const char*, const char*> renamed[] = {{"--tails", "--bidirectional"}};
 
+// Why some chapters do not have an option that others have.
+static constexpr std::pair<const char*, const char*> elsewhere[] = {
+    {"--optimizer", "Muon needs whole matrices, and tensor parallelism would have to gather them"}};
+
 void OptionList::refuse_unexpected(const std::vector<std::string>& words) const {
     std::string all, hints;
     for (const std::string& word : words) {
@@ -200,9 +204,11 @@ void OptionList::refuse_unexpected(const std::vector<std::string>& words) const 
         const auto former = std::ranges::find(renamed, name, [](const auto& r) { return r.first; });
         if (former != std::end(renamed))
             hints += fmt::format("; {} is called {} now", name, former->second);
-        else if (!owners.empty())
+        else if (!owners.empty()) {
             hints += fmt::format("; {} is an option of {}", name, owners);
-        else if (distance(nearest, name) <= std::max<size_t>(2, name.size() / 3))
+            for (const auto& [option, reason] : elsewhere)
+                if (name == option) hints += fmt::format(": {}", reason);
+        } else if (distance(nearest, name) <= std::max<size_t>(2, name.size() / 3))
             hints += fmt::format("; did you mean {}?", nearest);
     }
     user_error("{}: not expected{}{} --help lists the options", all, hints,

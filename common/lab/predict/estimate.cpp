@@ -81,8 +81,7 @@ void add_flops(Prediction& prediction, const StepShape& s, int64_t active) {
     prediction.recomputed_flops_per_token += recomputed_flops_per_token(s, active);
     prediction.attention_flops_per_token += 3 * attention_flops(s.config, s.seq);
     prediction.recomputed_attention_flops_per_token += recomputed_attention_flops(s);
-    if (s.config.window > 0 || s.config.prefix > 0)
-        prediction.seen = attended_pairs(s.config, s.seq) / (double(s.seq) * double(s.seq));
+    prediction.seen = share_seen(s.config, s.seq);
 }
 
 Prediction predict_one_device(const StepShape& s, int64_t parameters) {
@@ -184,6 +183,11 @@ static double multiplied(const LlamaConfig& c, int64_t active) {
 
 double model_flops_per_token(const LlamaConfig& c, int64_t active, int64_t seq) {
     return 6 * multiplied(c, active) + 3 * attention_flops(c, seq);
+}
+
+double share_seen(const LlamaConfig& c, int64_t seq) {
+    if (c.window == 0 && c.prefix == 0) return 0.5;
+    return attended_pairs(c, seq) / (double(seq) * double(seq));
 }
 
 double recomputed_flops_per_token(const StepShape& s, int64_t active) {

@@ -62,5 +62,8 @@ int64_t book_bytes_per_parameter(const StepShape& shape);
 // and the additional FLOPs of recomputation.
 double model_flops_per_token(const LlamaConfig& config, int64_t active_parameters, int64_t seq);
 double recomputed_flops_per_token(const StepShape& shape, int64_t active_parameters);
+// The share of a sequence that a token sees on average: half, with a causal mask, less with a
+// window, more with a prefix (attended_pairs).
+double share_seen(const LlamaConfig& config, int64_t seq);
 
 }  // namespace ultrascale
