@@ -49,7 +49,7 @@ inline WholeMatrices deal_matrices(const ParameterList& parameters, int n) {
         (Muon::updates(*together[0]) ? matrices : others).push_back(together);
     const int64_t grain = 8, all = parameters.local_numel();
     int64_t part = (all + n * grain - 1) / (n * grain) * grain;
-    // exercise 02.8 begin: the largest first, each to the part with most room; grow if it lacks room
+    // exercise 02.8 begin: the largest first, each to the part with most room, which may grow
     std::ranges::stable_sort(matrices, std::greater(),
                              [](const auto& m) { return local_numel(m); });
     for (;;) {

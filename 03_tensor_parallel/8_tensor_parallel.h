@@ -10,8 +10,9 @@
 //     o, down            columns / tp        tp
 //     norms, latents     whole               -            "tp" with sequence parallelism
 //
-// AdamW updates a slice as it would update it in the whole matrix. Muon does not: the orthogonalized
-// slice is no slice of the orthogonalized matrix. So this chapter and 09 have no --optimizer.
+// AdamW updates a slice as it would update it in the whole matrix. Muon does not: the
+// orthogonalized slice is no slice of the orthogonalized matrix. So this chapter and 09 have no
+// --optimizer.
 #pragma once
 
 #include "1_plain.h"

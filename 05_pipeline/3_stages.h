@@ -4,8 +4,8 @@
 //     |----- stage 0 -----|--- 1 ---|-- 2 --|-- stage 3 --|
 //
 // How many layers a stage has is chosen by what they cost (3_cut.h): the slowest one sets the
-// pace. Layers stay whole, and so do their matrices: --optimizer muon, which needs them whole, works
-// as on one device.
+// pace. Layers stay whole, and so do their matrices: --optimizer muon, which needs them whole,
+// works as on one device.
 #pragma once
 
 #include <algorithm>
