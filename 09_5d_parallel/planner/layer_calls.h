@@ -3,12 +3,14 @@
 //
 //     tp    with sequence parallelism 4 tensors of (tokens, h) forward and 6 backward, gathered or
 //           scattered; without, 2 and 2 summed (03)
-//     cp    keys and values round the ring, under attention; whatever is longer counts. Or they are
-//           gathered, or heads exchanged, and nothing hides it (04)
+//     cp    keys and values round the ring, or as far as a window reaches, under attention;
+//           whatever is longer counts. Or they are gathered, or heads exchanged, and nothing hides
+//           it (04)
 //     ep    rows there and back (06)
 //     pp    a message from stage to stage (05)
 #pragma once
 
+#include "04_context_parallel/lab/ring_traffic.h"
 #include "05_pipeline/2_schedules/together.h"
 #include "06_expert_parallel/lab/predict.h"
 #include "hardware.h"
@@ -111,30 +113,39 @@ public:
             cost.forward.context += exchanges, cost.backward.context += exchanges;
         }
         if (n == 1) return;
+        // Tails travel in the opposite direction of heads, at the same time.
+        const double part = o.bidirectional ? 0.5 : 1;
+        Hops to{n - 1, part * keys}, back_again{n - 1, part * sums};
+        const bool window = c_.window > 0;  // then few keys travel, and gradients as far, and home
+        if (window) {
+            const SequenceCut cut(o.layout, int64_t(n), seq_, mask_of(c_));
+            const RingPlan ring(cut, o.bidirectional, nullptr);
+            to = busiest(ring, cut, traffic_of_keys, part * keys);
+            back_again = busiest(ring, cut, traffic_of_gradients, part * sums);
+        }
         // After every hop a ring merges a partial output, and adds up gradients, in fp32.
-        cost.forward.compute += hw_.moved((n - 1) * tokens_ * q * (8 + e_), 4 * (n - 1));
-        cost.backward.compute += hw_.moved((n - 1) * tokens_ * (q + 2 * kv) * 12, 8 * (n - 1));
+        cost.forward.compute += hw_.moved(to.count * tokens_ * q * (8 + e_), 4 * to.count);
+        cost.backward.compute += hw_.moved(to.count * tokens_ * (q + 2 * kv) * 12, 8 * to.count);
         const Spread group = hw_.nodes.spread(int64_t(n), stride * u);
         const LinkRate& link = links_.of(group);
         // A hop is a message whose sender computes. (In a node of GPUs copy engines carry it.)
         const bool copied = !group.crosses() && hw_.nodes.crossing != Crossing::exchange;
         const double latency = copied ? link.latency : link.message_latency;
-        const auto hops = [&](double times, double bytes) {
-            return times * (links_.hop(bytes, group) + latency);
+        const auto seconds = [&](const Hops& hops) {
+            return hops.count * (links_.hop(hops.bytes, group) + latency);
         };
         const auto seen = [&](double hops, double under) {
             const double waited_for = std::max(hops - under, 0.0);
             return waited_for + link.message_slows * (hops - waited_for);
         };
-        const double share = (n - 1) / n;  // of the attention, which hides them
-        // Tails travel in the opposite direction of heads, at the same time.
-        const double part = o.bidirectional ? 0.5 : 1;
-        cost.forward.context += seen(hops(n - 1, part * keys), share * attended);
-        const bool restarted = o.bidirectional || o.backward == RingBackward::restarted,
+        const double share = to.count / (to.count + 1);  // of the attention, which hides them
+        cost.forward.context += seen(seconds(to), share * attended);
+        const bool restarted = window || o.bidirectional || o.backward == RingBackward::restarted,
                    kept = !restarted && o.backward == RingBackward::kept;
-        cost.backward.context +=
-            seen(hops(kept ? n - 2 : n - 1, part * keys) + hops(n - 1, part * sums), share * back);
-        if (restarted) cost.backward.context += hops(1, part * sums);  // the way home
+        const Hops again{to.count - (kept ? 1 : 0), to.bytes};
+        cost.backward.context += seen(seconds(again) + seconds(back_again), share * back);
+        if (restarted && !window)  // the way home
+            cost.backward.context += seconds({1, back_again.bytes});
     }
 
     // Adds the rows' way to the experts and back, with the names and weights that go beside them. A
@@ -192,6 +203,20 @@ public:
     }
 
 private:
+    struct Hops {
+        double count, bytes;  // bytes of each
+    };
+    // Those of the rank that sends the most; `bytes` are those of all tokens of a rank.
+    static Hops busiest(const RingPlan& ring, const SequenceCut& cut,
+                        RingTraffic (*traffic)(const RingPlan&, int), double bytes) {
+        Hops most{0, 0};
+        for (int rank = 0; rank < int(cut.ranks()); ++rank) {
+            const auto [calls, tokens] = traffic(ring, rank);
+            const double sent = bytes * double(tokens) / double(cut.length());
+            if (sent > most.count * most.bytes) most = {double(calls), sent / double(calls)};
+        }
+        return most;
+    }
     // The numbers of all-gathers, reduce-scatters and all-reduces of tensors (tokens, h) over tp.
     struct TensorCalls {
         double gathers = 0, scatters = 0, sums = 0;

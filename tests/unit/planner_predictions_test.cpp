@@ -125,14 +125,15 @@ TEST(PlannerCost, OfAttentionIsThatOfThePairsThatAMaskLeaves) {
         shape.seq = T, shape.config.window = window, shape.config.prefix = prefix;
         Plan plan{.cp = ranks};
         plan.context.layout = Layout::contiguous;
-        const Hardware hardware = find_hardware("h100");
-        double attention = 0, merges = 0;
+        Hardware hardware = find_hardware("h100");
+        hardware.memory_rate = INFINITY, hardware.operation = 0;  // merges take no time
+        double attention = 0, beyond_mean = 0;
         LayerCosts(shape, hardware, plan)
             .for_each_part(false, [&](const std::string& part, const UnitCost& cost) {
                 if (part == "attention") attention = cost.forward.compute;
-                if (part == "cp") merges = cost.forward.compute;
+                if (part == "cp") beyond_mean = cost.forward.compute;
             });
-        return std::pair(attention, merges);
+        return std::pair(attention, beyond_mean);
     };
     const double causal = T * T / 2, window = T * W - W * (W - 1) / 2;
     const double whole = seconds(0, 0, 1).first;
@@ -141,6 +142,42 @@ TEST(PlannerCost, OfAttentionIsThatOfThePairsThatAMaskLeaves) {
     // The last rank attends to W keys for each of its tokens.
     const double more = seconds(0, 0, cp).second - seconds(W, 0, cp).second;
     EXPECT_NEAR(more * cp / whole, (1 - 1.0 / cp) - (T * W - window) / causal, 1e-3);
+}
+
+// With nothing to hide it, all of a ring's travel is waited for. With a window that is that of the
+// rank that sends the most, as a run predicts its bytes.
+TEST(PlannerCost, OfARingIsThatOfTheKeysThatAWindowLetsTravel) {
+    constexpr int64_t T = 8192, cp = 4;
+    StepShape shape = shape_of("llama-3-8b");
+    shape.seq = T;
+    const Hardware hardware = find_hardware("h100");
+    for (const Layout layout : {Layout::contiguous, Layout::zigzag})
+        for (const int64_t window : {1024, 3000}) {
+            SCOPED_TRACE(fmt::format("{} {}", int(layout), window));
+            Plan plan{.cp = cp};
+            plan.context.layout = layout;
+            const auto waited_for = [&](int64_t w) {
+                shape.config.window = w;
+                UnitCost cost;
+                LayerCalls(shape, hardware, plan)
+                    .add_context(cost, 0, 0, double(shape.config.kv_size()));
+                return cost.forward.context + cost.backward.context;
+            };
+            const auto sent = [&](int64_t w) {
+                shape.config.window = w;
+                ContextOptions o = plan.context;
+                o.cp = int(cp);
+                int64_t most = 0;
+                for (int rank = 0; rank < cp; ++rank) {
+                    Prediction p;
+                    add_attention(p, shape, o, 1, rank);
+                    most = std::max(most, int64_t(p.communication.of(Collective::send_recv).sent));
+                }
+                return double(most);
+            };
+            const double seconds = waited_for(window) / waited_for(0);
+            EXPECT_NEAR(seconds / (sent(window) / sent(0)), 1, 0.1);
+        }
 }
 
 // Forwards and backwards that run together: the formula beside a simulation of all actions.
