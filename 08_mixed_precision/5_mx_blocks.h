@@ -12,8 +12,8 @@
 // has the scale 2^(floor(log2 500) - 8) = 1, so it becomes 448, 10 % too small. NVIDIA doubles the
 // scale in this case: 500 is 250 * 2 and becomes 256 * 2, 2 % off. That costs nothing in precision,
 // because a power of two moves only the exponent, but small numbers become subnormal earlier. Of
-// blocks of normal numbers 17 % saturate with OCP's rule, and the error of a product is 4.2 %
-// rather than 3.7 % (--demo blocks). So the recipe rounds up; --without up does not.
+// blocks of normal numbers 17 % saturate with OCP's rule, and a product's error is 4.17 % rather
+// than 3.75 % (--demo blocks). So the recipe rounds up; --without up does not.
 //
 // Blocks lie along the dimension that a product sums over, as tiles do, and each tensor has a part
 // in two products. So each is rounded twice, from bf16, with blocks along rows and down columns:
