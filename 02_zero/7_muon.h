@@ -1,7 +1,7 @@
 // ZeRO-1 for Muon (--plain --optimizer muon). AdamW updates each number alone, so 1_plain.h cuts
 // the model wherever a part ends. Muon's update of a matrix is made of products of the whole matrix
-// (common/model/muon.h), and a rank that has a piece cannot compute its piece of it. So the parts
-// stay as large, but the matrices are dealt to them whole:
+// (common/model/muon.h), and a rank with a piece of the matrix cannot compute that piece's update.
+// So each part gets as many numbers as before, but whole matrices:
 //
 //     1_plain.h    [ embedding . . | . . q  k  v  o  g|a t e  u p  d o w|n . . . . . . . ]
 //                     rank 0              rank 1           rank 2            rank 3
@@ -10,11 +10,11 @@
 // Everything else is as in 1_plain.h: a reduce-scatter, the update of this rank's part, an
 // all-gather. A rank orthogonalizes only its own matrices, and holds only their momentum. What
 // AdamW updates comes first and may be cut; the largest matrix then goes to the part with most room
-// left, and so on. If the room does not suffice the parts grow: with few matrices a rank, there is
-// padding.
+// left, then the next one, and so on. If a matrix does not fit, all parts grow, and the others end
+// in padding: much of it if a rank has few matrices.
 //
 // Pipeline parallelism leaves matrices whole, so Muon works there as on one device (chapter 05).
-// Tensor parallelism cuts every matrix: before the five steps its ranks would have to gather it.
+// Tensor parallelism cuts every matrix, and its ranks would have to gather it before an update.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +42,7 @@ struct WholeMatrices {
     int64_t part;  // numbers in a rank's part
     std::vector<Place> places;
 };
-// The parameters in n parts, none of whose borders is inside a matrix that Muon updates.
+// Deals the parameters to n parts, so that no border is inside a matrix that Muon updates.
 inline WholeMatrices deal_matrices(const ParameterList& parameters, int n) {
     std::vector<std::vector<Parameter*>> matrices, others;
     for (const std::vector<Parameter*>& together : neighbours(parameters))

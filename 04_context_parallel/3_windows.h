@@ -1,6 +1,6 @@
 // This file adds two masks to the causal one: a sliding window (--window W, Mistral's), in which a
-// token sees W keys, its own and those before it; and a prefix (--prefix P), whose tokens also see
-// its later ones (T5's and PaLM's prefix-LM). Query i sees the keys from `first` to `last`:
+// token sees W keys, its own and those before it; and a prefix (--prefix P), whose tokens all see
+// each other (T5's and PaLM's prefix-LM). Query i sees the keys from `first` to `last`:
 //
 //     first = max(0, i - W + 1)     last = max(i, P - 1)
 //
@@ -16,24 +16,25 @@
 //     pairs             T(T+1)/2    - (T-W)(T-W+1)/2        + P(P-1)/2       (attended_pairs)
 //
 // THE RING. Let a rank have L = T/n consecutive tokens. A query reaches W-1 tokens back, which are
-// tokens of at most h = ceil((W-1)/L) other ranks. So keys make h hops instead of n-1, and none
-// comes back round the end:
+// tokens of at most h = ceil((W-1)/L) other ranks. So keys make h hops instead of n-1, and none go
+// from the last rank to the first:
 //
 //     n = 4, W-1 <= L:     k0 -> 1      k1 -> 2      k2 -> 3      k3 stays           1 hop
 //     backward             dk0 -> 1, then home: -> 0              ...                1 hop and 1
 //
 // Backward runs as with documents (3_documents.h): the sums of a key's gradients follow it, and the
-// last rank that has a part sends them straight home. A rank between sends h kv in forward, and h
-// kv + (h+1) dkv in backward, whatever T is.
+// last rank that adds to them sends them straight home. A rank far from both ends sends h kv in
+// forward, and h kv + (h+1) dkv in backward (kv, dkv: bytes of a rank's keys and values, and of
+// their gradients), whatever T is.
 //
-// A zig-zag loses its reason. Every query sees W keys, so contiguous pieces are balanced: mean /
-// most = 1 - (W-1)/2T if W <= L. But a zig-zag's chunks are half as long, so keys cross twice as
-// many borders; and behind its tails comes the *previous* rank, n-1 hops away on a ring that runs
-// one way (--bidirectional on sends them there in one).
+// A zig-zag loses its reason: all queries but the first W-1 see W keys, so contiguous pieces are
+// balanced (mean / most = 1 - (W-1)/2T if W <= L). And it costs more. Its chunks are half as long,
+// so keys cross twice as many borders; and the tokens after a rank's tail are the *previous*
+// rank's, n-1 hops away on a ring that runs one way (--bidirectional on sends them there in one).
 //
-// A prefix costs no byte: all keys go all the way round anyway, and ranks that only passed them on
-// now see the prefix's. It adds pairs to the first tokens, so contiguous pieces gain balance, and a
-// zig-zag's heads, which were cheap, are no longer. Stripes stay even.
+// A prefix sends no more bytes: all keys go all the way round anyway, and ranks that only passed
+// them on now see the prefix's. It adds pairs to the first tokens. That balances contiguous pieces
+// better and a zig-zag worse, as its heads are no longer cheap; stripes stay even.
 //
 // THE LOSS counts only what follows the prefix (train/data.h): inside it a token sees its target.
 #pragma once

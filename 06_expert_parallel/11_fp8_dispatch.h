@@ -7,24 +7,27 @@
 //     there      | h numbers of 2 bytes             |      x', to which the experts apply
 //
 // A number of e4m3 has three bits after the leading one, so it is off by at most 1/16 of itself,
-// and a row by 1/16 of its length (numbers below 1/28,672 of their block's largest are off by up
-// to half of the smallest step instead, which is nothing to the row). On average it is 1/40.
+// and a row by at most 1/16 of its norm. (Numbers below 1/28,672 of their block's largest are
+// subnormal, and off by up to half of the smallest step instead, which is nothing to the row.) On
+// average a row is off by 1/40.
 //
 // The combine stays in the model's type: its rows are summed, and this sum is added to the residual
 // stream. DeepSeek-V3 (arXiv 2412.19437, section 3.3.3) does the same, and also sends gradients to
-// the experts in fp8: with --dispatch-dtype fp8-both a backward's dispatch is rounded, too. Its
-// scales are powers of two, because its products read the numbers in 8 bits, once transposed; ours
-// read bf16, so the scales need not be. Backward is straight through: the gradient of x' is taken
-// for that of x, as rounding has a gradient of 0 almost everywhere. Per layer and row that leaves
-// the rank, with bf16:
+// the experts in fp8; here --dispatch-dtype fp8-both does so. DeepSeek-V3's scales are powers of
+// two, because its products read the numbers in 8 bits, and that of the weights' gradients needs
+// them in other blocks, along the tokens. Our products read bf16, so any scale will do.
 //
-//                 dispatch   combine   their backward     sum, in h bytes
-//     bf16             2 h       2 h   2 h        2 h     8
-//     fp8           1.03 h       2 h   2 h        2 h     7.03
-//     fp8-both      1.03 h       2 h   1.03 h     2 h     6.06
+// Backward goes straight through: the gradient of x' is taken for that of x, because rounding's own
+// gradient is 0 almost everywhere. What a layer sends, of each row that leaves the rank, with bf16:
+//
+//                 in forward             in backward
+//                 dispatch   combine     dispatch   combine     sum, in h bytes
+//     bf16             2 h       2 h          2 h       2 h     8
+//     fp8           1.03 h       2 h          2 h       2 h     7.03
+//     fp8-both      1.03 h       2 h       1.03 h       2 h     6.06
 //
 // Rows that stay on the rank are rounded as well, so that a result does not depend on the layout.
-// In the code a packed row is one of fewer elements, so any dispatcher can carry it.
+// To a dispatcher a packed row is a row with fewer elements, so any of them can carry it.
 #pragma once
 
 #include "kernels/ops_experts.h"

@@ -1,8 +1,8 @@
 // Experts placed by load (--loads), some of them on several ranks (--replicas R). In each layer all
-// ranks wait for the one whose experts have the most rows. If loads are known from an earlier run,
-// popular experts can be put beside unpopular ones, and the most popular copied to R more places,
-// called slots. DeepSeek-V3 serves so (EPLB; arXiv 2412.19437, section 3.4). Four experts with
-// loads 8, 4, 2, 2 on two ranks:
+// ranks wait for the one whose experts have the most rows. If loads (an expert's rows) are known
+// from an earlier run, popular experts can be put beside unpopular ones, and the most popular
+// copied to R more slots; a slot is a rank's place for an expert. DeepSeek-V3 serves so (EPLB;
+// arXiv 2412.19437, section 3.4). Four experts with loads 8, 4, 2, 2 on two ranks:
 //
 //                  rank 0                    rank 1                    the most over the mean
 //     in order     e0 8  e1 4         = 12   e2 2  e3 2         = 4    1.50
@@ -17,11 +17,12 @@
 //
 // ROWS: copies take turns. Of a rank's rows for an expert, in the order of tokens, row i goes to
 // copy (i + rank) mod copies, which no other rank need know. 6_dispatch.h does the rest, with slots
-// for experts.
+// in place of experts.
 //
-// GRADIENTS: a copy sees a part of the rows, so the holders of an expert add up their gradients, as
-// those of a tied weight do, and all make the same update. Each set of holders is a group. Its
-// ranks hold the same experts for it, in ascending order, so all come to the groups in one order.
+// GRADIENTS: a copy sees a part of the rows, so the holders of an expert (the ranks that have it)
+// add up their gradients, as those of a tied weight do, and all make the same update. Each set of
+// holders is a group. A rank sums group by group, in the order of each group's first expert. That
+// order is the same on all ranks, so none waits for a sum that another has not reached.
 //
 // THE PRICE of a copy: the memory of an expert, states of the optimizer included; and in each step
 // each of c holders sends 2 (c - 1)/c times the bytes of the expert's gradient.

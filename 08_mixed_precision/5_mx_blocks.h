@@ -7,13 +7,14 @@
 //     x      | 32 numbers, e4m3 | 32 numbers, e4m3 | ...      value = number * 2^(byte - 127)
 //     scale  |   byte (e8m0)    |   byte (e8m0)    |          8 + 8/32 = 8.25 bits a number
 //
-// Which power of two? With OCP's rule the largest |x| of the block, amax, is at least 256 and less
-// than 512 times the scale, but e4m3 ends at 448, and what is above saturates. By hand: amax = 500
-// has the scale 2^(floor(log2 500) - 8) = 1, so it becomes 448, 10 % too small. NVIDIA doubles the
-// scale in this case: 500 is 250 * 2 and becomes 256 * 2, 2 % off. That costs nothing in precision,
-// because a power of two moves only the exponent, but small numbers become subnormal earlier. Of
-// blocks of normal numbers 17 % saturate with OCP's rule, and a product's error is 4.17 % rather
-// than 3.75 % (--demo blocks). So the recipe rounds up; --without up does not.
+// Which power of two? With the standard's rule (OCP's, see the end) the block's largest |x|, amax,
+// is at least 256 and less than 512 times the scale; but e4m3 ends at 448, and what is above
+// saturates. By hand: amax = 500 has the scale 2^(floor(log2 500) - 8) = 1, so it becomes 448, 10 %
+// too small. NVIDIA doubles the scale in this case: 500 is 250 * 2 and becomes 256 * 2, 2 % off.
+// That costs nothing in precision, because a power of two moves only the exponent, but small
+// numbers become subnormal earlier. Of blocks of normally distributed numbers 17 % saturate with
+// OCP's rule, and a product's error is 4.17 % rather than 3.75 % (--demo blocks). So the recipe
+// rounds up; --without up does not.
 //
 // Blocks lie along the dimension that a product sums over, as tiles do, and each tensor has a part
 // in two products. So each is rounded twice, from bf16, with blocks along rows and down columns:
@@ -22,12 +23,12 @@
 //     dx = dy W      dy: along F        W: down F
 //     dW = dy^T x    dy: down tokens    x: down tokens
 //
-// There, x and W are two different sets of numbers in forward and backward. With blocks this small
-// gradients need no e5m2 either: all are e4m3.
+// So x and W are rounded to other numbers in backward than in forward. With blocks this small even
+// gradients do not need e5m2's range: all numbers are e4m3.
 //
 // Nothing here is faster, since these numbers are emulated: ops::round_blocks() writes number *
 // scale in bf16, exactly, and an ordinary product multiplies (kernels/ops_blocks.h says why that is
-// what a Blackwell GPU computes). x and dy are kept in bf16, too.
+// what a Blackwell GPU computes). x and dy, too, are kept in bf16, not yet rounded.
 //
 // OCP Microscaling Formats 1.0; Mishra et al. 2025, Recipes for Pre-training LLMs with MXFP8 (arXiv
 // 2506.08027).

@@ -1,22 +1,25 @@
 // NVFP4: numbers of 4 bits, and what it takes to train with them (--recipe nvfp4).
 //
 // e2m1 has 8 magnitudes: 0, 0.5, 1, 1.5, 2, 3, 4, 6. Blocks are half as long as in MXFP8
-// (5_mx_blocks.h), and their scales have a mantissa, so that amax becomes 6 and not something from
-// 3 to 6. But such a scale, e4m3, has little range, so the tensor has one, too:
+// (5_mx_blocks.h), and their scales have a mantissa, so that amax (the block's largest |x|) is
+// about 6 scales, and not anything from 3 to 6. But such a scale, e4m3, has little range, so the
+// tensor has one, too:
 //
 //     value = e2m1 * scale of 16 (e4m3) * scale of the tensor (fp32)         4 + 8/16 = 4.5 bits
 //     tensor's scale = amax / (6 * 448)       block's scale = its amax / 6 / tensor's, rounded
 //
 // By hand, with a tensor's scale of 1: a block whose amax is 7 has the scale 7 / 6, rounded to
-// 1.125. So 7 is 6.22 scales and becomes 6.75; 2 is 1.78 scales and becomes 2.25. A product of
-// normal numbers is 13 % off (e4m3: 4 %). The published recipe has four tricks (--without):
+// 1.125. So 7 is 6.22 scales and becomes 6 of them, 6.75; 2 is 1.78 and becomes 2 of them, 2.25. A
+// product of normally distributed numbers is 13 % off (mxfp8's: 4 %). The published recipe has four
+// tricks; --without NAME omits one:
 //
-//     hadamard      dW = dy^T x sums over tokens. H (16, 16) / 4, with signs drawn at random, is
-//                   orthogonal, so (H dy)^T (H x) = dy^T x; but what neighbours have in common ends
-//                   in few numbers, and one outlier in all: (0, 8, 0, ..) -> (2, -2, 2, ..).
-//                   Whether this helps depends on the data (MEASURED.md).
+//     hadamard      dW = dy^T x sums over tokens. Before rounding, H multiplies each 16 tokens of
+//                   both: an orthogonal matrix (16, 16) of 1/4 and -1/4, whose signs are drawn at
+//                   random. So (H dy)^T (H x) = dy^T x. What the 16 have in common ends in few
+//                   numbers, which lowers the error; but one outlier ends in all, (0, 8, 0, ..) ->
+//                   (2, -2, 2, ..), which may raise it. It depends on the data (MEASURED.md).
 //     stochastic    dy is rounded stochastically (8_stochastic_rounding.h). To nearest, all that is
-//                   below a quarter of the scale is 0, in every step: a bias that adds up.
+//                   below a quarter of the scale becomes 0 in every step: a bias that adds up.
 //     square        W's blocks are 16 x 16. Then W has the same numbers in forward (rows) and in
 //                   backward (columns), so that dx is the gradient of the y that was computed.
 //     last-layers   the linears of the last layers (15 %, rounded up) stay in bf16.
@@ -26,7 +29,7 @@
 //     dW = dy^T x    dy: down tokens, H, random       x: down tokens, H
 //
 // The products are emulated as MXFP8's are; tensors' scales multiply the sums, in fp32. A random
-// number belongs to an element of dy, (token of the run, feature), whatever rank has it.
+// number belongs to an element of dy, (token of the run, feature), whichever rank has it.
 //
 // NVIDIA 2025, Pretraining Large Language Models with NVFP4 (arXiv 2509.25149).
 #pragma once

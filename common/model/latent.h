@@ -1,7 +1,7 @@
 // Latent attention (MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1) in place of a Llama's.
 // Queries, keys and values of all heads are made of short vectors, the latents c_q and c_kv. A head
-// of a query or key has P numbers without position and R with it (RoPE). The latter part of the key
-// is made of x, and all heads share it:
+// of a query or key has P numbers without position and R with it (RoPE), a head of a value has V.
+// The R numbers of the key are made of x directly, and all heads share them:
 //
 //     x (h) --+-- q_a ------> c_q (Rq) ----- norm --> q_b ----> q   H heads of  P | R rotated
 //             |                                                                 ^   ^
@@ -12,16 +12,17 @@
 //
 //     o = softmax(q k^T / sqrt(P + R)) v,    y = o_proj(the first V numbers of each head of o)
 //
-// The attention cores know one size of heads, D = P + R. So v is padded with zeros up to it; then
-// the last D - V numbers of o are zeros, which are cut off, and the gradients there are zero or not
-// used. In backward a sum becomes a copy, and a copy to the heads a sum over them:
+// The attention cores know one size of heads, D = P + R. So v is padded with zeros to D numbers.
+// Then the last D - V numbers of o are zeros and are cut off, and the gradients there are zero or
+// not used. In backward the key's copy to all heads becomes a sum over them; the norms' backward
+// turns d norm(c) into dc:
 //
 //     do = pad(dy W_o)                            dq, dk, dv from the core
 //     d norm(c_q) = dq W_qb                       dq after it is rotated back
 //     d norm(c_kv) = [dk's P | dv's V] W_kvb      d key = sum over heads of dk's R, rotated back
 //     dx = [dc_q | dc_kv | d key] W_a             W_a = [W_qa; W_kva]: one product makes all three
 //
-// What is kept for the backward of a token, besides x, statistics, and o cut to H V numbers:
+// Numbers of a token that are kept for backward, besides x, statistics, and o cut to H V numbers:
 //
 //     both latents before and after their norms, q, k, v     2 (Rq + Rkv) + 3 H D
 //     --recompute selective: the latents and the key         Rq + Rkv + R; the others made again

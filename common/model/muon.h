@@ -1,24 +1,24 @@
 // Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): the update of a matrix is
-// its momentum, orthogonalized. Of M = U S V^T only U V^T is left, so that all directions in which
-// a step moves the matrix are equally long, and not only the few that dominate the gradient.
+// its momentum, orthogonalized: of M = U S V^T only U V^T is left. So a step moves the matrix
+// equally far in all directions, and not mostly in the few that dominate the gradient.
 //
 //     momentum += (1 - mu) (gradient - momentum)            fp32, mu = 0.95
 //     X = gradient + mu (momentum - gradient)               (Nesterov's)
-//     X /= |X|                                              now no singular value is above 1
-//     five times:  G = X X^T,  X = (a I + b G + c G^2) X    of each one, s: a s + b s^3 + c s^5
+//     X /= |X|  (Frobenius)                                 now no singular value s is above 1
+//     five times:  G = X X^T,  X = (a I + b G + c G^2) X    each s becomes a s + b s^3 + c s^5
 //     weight -= lr (0.2 sqrt(max(rows, columns)) X + weight_decay weight)
 //
 // The polynomial (Newton-Schulz, with a, b, c chosen to be steep at 0) drives all singular values
-// above 0.002 into about [0.7, 1.2] without computing them. For m = min(rows, columns), n =
-// max(rows, columns) the five steps cost 5 (4 m^2 n + 2 m^3) FLOPs. The factor 0.2 sqrt(n) gives an
-// update the size of AdamW's, so that the same learning rate serves both (Liu et al. 2025, arXiv
-// 2502.16982).
+// above 0.002 into about [0.7, 1.2] without computing them. (A tall X has X^T X, on the other side.)
+// For m = min(rows, columns), n = max(rows, columns) the five steps cost 5 (4 m^2 n + 2 m^3) FLOPs.
+// The factor 0.2 sqrt(n) gives an update the size of AdamW's, so that the same learning rate serves
+// both (Liu et al. 2025, arXiv 2502.16982).
 //
-// A matrix has one state instead of AdamW's two: 4 bytes less for each number. What is not a matrix
-// that maps features to features (embedding, head, norms, biases) is updated by AdamW.
+// A matrix has one state, the momentum, instead of AdamW's two: 4 bytes less for each number. What
+// is not a layer's matrix (embedding, head, norms, biases) is updated by AdamW.
 //
-// Each number of X depends on the whole matrix: unlike AdamW, Muon cannot update a piece of it
-// (02_zero/7_muon.h).
+// Each number of X depends on the whole matrix. So unlike AdamW, Muon cannot update a piece of a
+// matrix alone (02_zero/7_muon.h).
 #pragma once
 
 #include "optimizer.h"

@@ -3,12 +3,12 @@
 //
 //     none        everything that backward needs
 //     selective   all but attention's T x T probabilities (attention in tiles never keeps them);
-//                 of latent attention all but the latents (latent.h)
+//                 with latent attention all but the heads' q, k and v (latent.h)
 //     full        its input; backward begins with the whole forward
 //
 // The layers that recompute the most come first. Backward begins with the last layer, when most is
-// held. If that layer kept only its input, it would just then bring back all that it had not kept:
-// recomputing the last layer saves nothing, the first one all that a layer keeps.
+// held. If that layer kept only its input, it would just then bring back all that it had not kept.
+// So recomputing the last layer saves nothing; recomputing an earlier one saves all but its input.
 #pragma once
 
 #include <algorithm>
