@@ -9,8 +9,7 @@
 //     weight -= lr (0.2 sqrt(max(rows, columns)) X + weight_decay weight)
 //
 // The polynomial (Newton-Schulz, with a, b, c chosen to be steep at 0) drives all singular values
-// above 0.002 into about [0.7, 1.2] without computing them. (A tall X has X^T X, on its other
-// side.)
+// above 0.002 into about [0.7, 1.2] without computing them. (A tall X is multiplied by its X^T X.)
 // For m = min(rows, columns), n = max(rows, columns) the five steps cost 5 (4 m^2 n + 2 m^3) FLOPs.
 // The factor 0.2 sqrt(n) gives an update the size of AdamW's, so that the same learning rate serves
 // both (Liu et al. 2025, arXiv 2502.16982).
