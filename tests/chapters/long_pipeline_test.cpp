@@ -84,7 +84,7 @@ TEST(LongPipeline, PretendedTimesAreAsSimulated) {
             if (schedule == "naive" && p == 8) continue;  // 13 seconds of idleness
             const std::string arguments = fmt::format(
                 "{} --no-verify --steps 3 --grad-accum {} --schedule {} --pretend "
-                "F=40,B=40,W=20,hop=2",
+                "F=30,B=30,W=15,hop=2",
                 model.arguments(), 2 * p, schedule);
             EXPECT_TRUE(in_one_of_six_tries([&] {
                 const Json times = train(p, chapter, arguments).summary.at("bubbles");
