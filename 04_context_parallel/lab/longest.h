@@ -146,8 +146,8 @@ inline std::string what_needs_less(const StepShape& shape, const ContextOptions&
 // All ranks call it, each with its place in the ring. Throws UserError on all of them if one does
 // not fit into its `limit` bytes.
 inline void check_fits(const StepShape& shape, const ContextOptions& o, int rank, int64_t limit) {
-    check_fits_everywhere(predict_memory(shape, o, parameter_count(shape.config), rank).memory,
-                          limit, what_needs_less(shape, o, limit));
+    const MemoryEstimate own = predict_memory(shape, o, parameter_count(shape.config), rank).memory;
+    check_fits_everywhere(own, limit, own.total() > limit ? what_needs_less(shape, o, limit) : "");
 }
 
 }  // namespace ultrascale::context_parallel
