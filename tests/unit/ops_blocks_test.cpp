@@ -100,6 +100,8 @@ TEST(BlockRounding, EveryScaleOfMx) {
         EXPECT_EQ(ops::e8m0_of<F>(past, false), code);
     }
     for (const bool up : {true, false}) {
+        for (const float bad : {INFINITY, NAN})
+            EXPECT_EQ(ops::e8m0_of<formats::E4m3>(ops::magnitude(bad), up), 255);
         for (const float tiny : {0.0f, 1e-45f, 0x1p-120f})
             EXPECT_EQ(ops::e8m0_of<formats::E4m3>(ops::magnitude(tiny), up), 0);
         for (const float large : {1.0f, 28672.0f, 57344.0f, 0x1p127f})  // e5m2 ends at 57,344
