@@ -68,18 +68,21 @@ void gather_rows(Tensor out, const Tensor& in, const Tensor& index);
 void rmsnorm_forward(Tensor y, Tensor rstd /* (N) fp32 */, const Tensor& x, const Tensor& weight,
                      float eps);
 // dx = dresidual + the norm's input gradient (dresidual may be empty, or dx itself); adds to
-// dweight (h).
+// dweight (h), or overwrites it.
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
-                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual = {});
+                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual = {},
+                      bool add = true);
 
 // RMSNorm of each head of q and k, before RoPE (Qwen 3). qkv and out: (N, (H + 2K) D). The heads of
 // q are weighted by q_weight (D), those of k by k_weight (D), and v is copied. rstd (N, H + K)
 // fp32.
 void norm_heads_forward(Tensor out, Tensor rstd, const Tensor& qkv, const Tensor& q_weight,
                         const Tensor& k_weight, float eps);
-// Overwrites d, the gradient of out, with the gradient of qkv; adds to dq_weight and dk_weight.
+// Overwrites d, the gradient of out, with the gradient of qkv; adds to dq_weight and dk_weight, or
+// overwrites them.
 void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Tensor& qkv,
-                         const Tensor& rstd, const Tensor& q_weight, const Tensor& k_weight);
+                         const Tensor& rstd, const Tensor& q_weight, const Tensor& k_weight,
+                         bool add = true);
 
 // ---- rotary position embedding (Su et al. 2021), rotate-half as Hugging Face --------------------
 // qkv (B, T, (H + 2K) * D) -> q (B, T, H, D) and k (B, T, K, D), both rotated by positions *

@@ -11,10 +11,10 @@ namespace ultrascale::ops {
 void layernorm_forward(Tensor y, Tensor statistics, const Tensor& x, const Tensor& weight,
                        const Tensor& bias, float eps);
 // dx = dresidual + the norm's input gradient (dresidual may be empty, or dx itself); adds to
-// dweight (h) and dbias (h).
+// dweight (h) and dbias (h), or overwrites them.
 void layernorm_backward(Tensor dx, Tensor dweight, Tensor dbias, const Tensor& dy, const Tensor& x,
                         const Tensor& statistics, const Tensor& weight,
-                        const Tensor& dresidual = {});
+                        const Tensor& dresidual = {}, bool add = true);
 
 // ---- GELU (Hendrycks & Gimpel 2016), in GPT-2's approximation -----------------------------------
 // out = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))

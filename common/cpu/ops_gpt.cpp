@@ -90,7 +90,8 @@ void layernorm_forward(Tensor y, Tensor statistics, const Tensor& x, const Tenso
 }
 
 void layernorm_backward(Tensor dx, Tensor dweight, Tensor dbias, const Tensor& dy, const Tensor& x,
-                        const Tensor& statistics, const Tensor& weight, const Tensor& dresidual) {
+                        const Tensor& statistics, const Tensor& weight, const Tensor& dresidual,
+                        bool add) {
     const int64_t N = x.rows(), h = x.cols();
     check(dx.numel() == N * h && dy.numel() == N * h, "layernorm_backward: dx, dy, x are (N, h)");
     check(statistics.numel() == 2 * N && weight.numel() == h && dweight.numel() == h &&
@@ -113,8 +114,8 @@ void layernorm_backward(Tensor dx, Tensor dweight, Tensor dbias, const Tensor& d
                              dy.as<T>() + n * h, x.as<T>() + n * h, s[2 * n], s[2 * n + 1],
                              weight.as<T>(), residual ? residual + n * h : nullptr, h);
     });
-    add_blocks(dweight, partial, blocks, 2 * h, true);
-    add_blocks(dbias, partial + h, blocks, 2 * h, true);
+    add_blocks(dweight, partial, blocks, 2 * h, add);
+    add_blocks(dbias, partial + h, blocks, 2 * h, add);
 }
 
 void gelu_forward(Tensor out, const Tensor& x) {

@@ -67,7 +67,8 @@ void norm_heads_forward(Tensor out, Tensor rstd, const Tensor& qkv, const Tensor
 }
 
 void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Tensor& qkv,
-                         const Tensor& rstd, const Tensor& q_weight, const Tensor& k_weight) {
+                         const Tensor& rstd, const Tensor& q_weight, const Tensor& k_weight,
+                         bool add) {
     const HeadSizes s = head_sizes(d, rstd, qkv, q_weight, k_weight);
     check_weight_gradients(dq_weight, dk_weight, s);
     OpSpan span("norm_heads_backward", 10.0 * double(s.N * (s.H + s.K) * s.D),
@@ -91,9 +92,9 @@ void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Ten
         for (int64_t i = 0; i < 2 * s.D; ++i) partial[i] += partial[b * 2 * s.D + i];
     with_type(dq_weight.dtype(), [&]<class W>(W) {
         W *q = dq_weight.as<W>(), *k = dk_weight.as<W>();
-        for (int64_t i = 0; blocks > 0 && i < s.D; ++i) {
-            store(q[i], float(q[i]) + partial[i]);
-            store(k[i], float(k[i]) + partial[s.D + i]);
+        for (int64_t i = 0; i < s.D; ++i) {
+            store(q[i], (add ? float(q[i]) : 0) + (blocks > 0 ? partial[i] : 0));
+            store(k[i], (add ? float(k[i]) : 0) + (blocks > 0 ? partial[s.D + i] : 0));
         }
     });
 }

@@ -63,7 +63,8 @@ void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weigh
 }
 
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
-                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual) {
+                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual,
+                      bool add) {
     const int64_t N = x.rows(), h = x.cols();
     check(dx.numel() == N * h && dy.numel() == N * h, "rmsnorm_backward: dx, dy, x are (N, h)");
     check(rstd.numel() == N && weight.numel() == h && dweight.numel() == h,
@@ -91,7 +92,8 @@ void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor&
         for (int64_t i = 0; i < h; ++i) partial[i] += partial[b * h + i];
     with_type(dweight.dtype(), [&]<class W>(W) {
         W* out = dweight.as<W>();
-        for (int64_t i = 0; blocks > 0 && i < h; ++i) store(out[i], float(out[i]) + partial[i]);
+        for (int64_t i = 0; i < h; ++i)
+            store(out[i], (add ? float(out[i]) : 0) + (blocks > 0 ? partial[i] : 0));
     });
 }
 

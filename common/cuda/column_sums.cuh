@@ -6,7 +6,8 @@
 
 namespace ultrascale::ops {
 
-// dweight (h) += the sum of the rows of partial (blocks, h). A block adds 32 columns: each of its
+// dweight (h) = the sum of the rows of partial (blocks, h), and what it was if
+// `add`. A block adds 32 columns: each of its
 // 32 rows of threads adds every 32nd row of partial, and then the 32 results are added in order.
 __device__ inline float column_sum(const float* partial, int blocks, int64_t h, int64_t column) {
     __shared__ float sums[32][33];
@@ -22,12 +23,12 @@ __device__ inline float column_sum(const float* partial, int blocks, int64_t h, 
 }
 template <class W>
 __global__ void __launch_bounds__(1024)
-    add_partials(W* dweight, const float* partial, int blocks, int64_t h) {
+    add_partials(W* dweight, const float* partial, int blocks, int64_t h, bool add) {
     const int64_t column = int64_t(blockIdx.x) * 32 + threadIdx.x;
     wait_for_kernel_before();
     const float sum = column_sum(partial, blocks, h, column);
     if (threadIdx.y == 0 && column < h)
-        dweight[column] = from_float<W>(to_float(dweight[column]) + sum);
+        dweight[column] = from_float<W>((add ? to_float(dweight[column]) : 0.0f) + sum);
 }
 
 }  // namespace ultrascale::ops

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, class W>
 void backward(T* dx, W* dweight, W* dbias, const T* dy, const T* x, const float* statistics,
-              const T* weight, const T* dresidual, int64_t N, int64_t h) {
+              const T* weight, const T* dresidual, int64_t N, int64_t h, bool add) {
     // Starts a kernel whose blocks take `rows` rows at a time.
     const auto start = [&](auto kernel, int block_threads, int rows, int blocks_each) {
         const int blocks =
@@ -201,7 +201,7 @@ void backward(T* dx, W* dweight, W* dbias, const T* dy, const T* x, const float*
         (dx, partial, dy, x, statistics, weight, dresidual, N, int(h));
         for (const auto& [to, from] : {std::pair(dweight, partial.weight), {dbias, partial.bias}})
             LAUNCH_EARLY(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)
-        (to, from, blocks, h);
+        (to, from, blocks, h, add);
     };
     const auto by_warp = [&]<int packs, int n>() {
         start(
@@ -229,7 +229,8 @@ void backward(T* dx, W* dweight, W* dbias, const T* dy, const T* x, const float*
 }  // namespace
 
 void layernorm_backward(Tensor dx, Tensor dweight, Tensor dbias, const Tensor& dy, const Tensor& x,
-                        const Tensor& statistics, const Tensor& weight, const Tensor& dresidual) {
+                        const Tensor& statistics, const Tensor& weight, const Tensor& dresidual,
+                        bool add) {
     const int64_t N = x.rows(), h = x.cols();
     check(dx.numel() == N * h && dy.numel() == N * h, "layernorm_backward: dx, dy, x are (N, h)");
     check(statistics.numel() == 2 * N && weight.numel() == h && dweight.numel() == h &&
@@ -239,12 +240,15 @@ void layernorm_backward(Tensor dx, Tensor dweight, Tensor dbias, const Tensor& d
     OpSpan span("layernorm_backward", 14.0 * double(N * h),
                 bytes_of(dx, dy, x, statistics, weight, dweight, dbias) +
                     (dresidual ? bytes_of(dresidual) : 0));
-    if (N == 0) return;
+    if (N == 0) {
+        if (!add) fill(dweight, 0), fill(dbias, 0);
+        return;
+    }
     with_type(x.dtype(), [&]<class T>(T) {
         with_type(dweight.dtype(), [&]<class W>(W) {
             backward(data<T>(dx), data<W>(dweight), data<W>(dbias), data<T>(dy), data<T>(x),
                      statistics.as<float>(), data<T>(weight),
-                     dresidual ? data<T>(dresidual) : nullptr, N, h);
+                     dresidual ? data<T>(dresidual) : nullptr, N, h, add);
         });
     });
 }

@@ -97,12 +97,16 @@ void norm_heads_forward(Tensor out, Tensor rstd, const Tensor& qkv, const Tensor
 }
 
 void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Tensor& qkv,
-                         const Tensor& rstd, const Tensor& q_weight, const Tensor& k_weight) {
+                         const Tensor& rstd, const Tensor& q_weight, const Tensor& k_weight,
+                         bool add) {
     const HeadSizes s = head_sizes(d, rstd, qkv, q_weight, k_weight);
     check_weight_gradients(dq_weight, dk_weight, s);
     OpSpan span("norm_heads_backward", 10.0 * double(s.N * (s.H + s.K) * s.D),
                 2 * bytes_of(d) + bytes_of(qkv, rstd));
-    if (s.N == 0) return;
+    if (s.N == 0) {
+        if (!add) fill(dq_weight, 0), fill(dk_weight, 0);
+        return;
+    }
     const int blocks =
         int(std::min<int64_t>(ceil_div(s.N * (s.H + s.K), warps), 4 * int64_t(multiprocessors())));
     const Tensor q_sums = Tensor::empty({blocks, s.D}, DType::fp32, Memory::workspace),
@@ -114,11 +118,11 @@ void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Ten
     });
     const float *q = q_sums.as<float>(), *k = k_sums.as<float>();
     with_type(dq_weight.dtype(), [&]<class W>(W) {
-        const auto add = [&](const Tensor& to, const float* sums) {
+        const auto add_up = [&](const Tensor& to, const float* sums) {
             LAUNCH(add_partials<W>, unsigned(ceil_div(s.D, 32)), dim3(32, 32), 0)
-            (data<W>(to), sums, blocks, s.D);
+            (data<W>(to), sums, blocks, s.D, add);
         };
-        add(dq_weight, q), add(dk_weight, k);
+        add_up(dq_weight, q), add_up(dk_weight, k);
     });
 }
 

@@ -185,10 +185,10 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, class W>
 void backward(T* dx, W* dweight, const T* dy, const T* x, const float* rstd, const T* weight,
-              const T* dresidual, int64_t N, int64_t h) {
+              const T* dresidual, int64_t N, int64_t h, bool add) {
     constexpr int n = pack_size<T>;
     const bool kept = packs_fit<T>(h, {dx, dy, x, weight, dresidual}) && h <= 1024 * n;
-    const int row_threads = h <= 256 * n ? 256 : h <= 512 * n ? 512 : 1024;
+    const int row_threads = h <= 128 * n ? 128 : h <= 256 * n ? 256 : h <= 512 * n ? 512 : 1024;
     const int blocks = int(std::min(kept ? ceil_div(N, backward_threads / row_threads) : N,
                                     int64_t((kept ? 1 : 4) * multiprocessors())));
     const Tensor partial = Tensor::empty({blocks, h}, DType::fp32, Memory::workspace);
@@ -203,6 +203,8 @@ void backward(T* dx, W* dweight, const T* dy, const T* x, const float* rstd, con
     };
     if (!kept)
         LAUNCH(backward_any<T>, blocks, threads, 0)(dx, sums, dy, x, rstd, weight, dresidual, N, h);
+    else if (row_threads == 128)
+        start_rows(std::integral_constant<int, 128>());
     else if (row_threads == 256)
         start_rows(std::integral_constant<int, 256>());
     else if (row_threads == 512)
@@ -210,7 +212,7 @@ void backward(T* dx, W* dweight, const T* dy, const T* x, const float* rstd, con
     else
         start_rows(std::integral_constant<int, 1024>());
     LAUNCH_EARLY(add_partials<W>, unsigned(ceil_div(h, 32)), dim3(32, 32), 0)
-    (dweight, sums, blocks, h);
+    (dweight, sums, blocks, h, add);
 }
 
 }  // namespace
@@ -226,7 +228,8 @@ void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weigh
 }
 
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
-                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual) {
+                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual,
+                      bool add) {
     const int64_t N = x.rows(), h = x.cols();
     check(dx.numel() == N * h && dy.numel() == N * h, "rmsnorm_backward: dx, dy, x are (N, h)");
     check(rstd.numel() == N && weight.numel() == h && dweight.numel() == h,
@@ -234,12 +237,15 @@ void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor&
     check(!dresidual || dresidual.numel() == N * h, "rmsnorm_backward: dresidual is (N, h)");
     OpSpan span("rmsnorm_backward", 10.0 * double(N * h),
                 bytes_of(dx, dy, x, rstd, weight, dweight) + (dresidual ? bytes_of(dresidual) : 0));
-    if (N == 0) return;
+    if (N == 0) {
+        if (!add) fill(dweight, 0);
+        return;
+    }
     with_type(x.dtype(), [&]<class T>(T) {
         with_type(dweight.dtype(), [&]<class W>(W) {
             const T* residual = dresidual ? data<T>(dresidual) : nullptr;
             backward(data<T>(dx), data<W>(dweight), data<T>(dy), data<T>(x), rstd.as<float>(),
-                     data<T>(weight), residual, N, h);
+                     data<T>(weight), residual, N, h, add);
         });
     });
 }

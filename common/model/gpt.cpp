@@ -22,9 +22,10 @@ Tensor LayerNorm::backward(const Tensor& dy, const Tensor& dresidual, Saved& sav
     const TraceName name(TraceName::part, name_);
     const Tensor x = saved.take("x"), statistics = saved.take("statistics");
     Tensor dx = activation_like(x);
-    ops::layernorm_backward(dx, weight_->begin_contribution_in_place(),
-                            bias_->begin_contribution_in_place(), dy, x, statistics, weight_->value,
-                            dresidual);
+    const bool add = bool(weight_->begin_contribution());
+    bias_->begin_contribution();
+    ops::layernorm_backward(dx, weight_->grad, bias_->grad, dy, x, statistics, weight_->value,
+                            dresidual, add);
     context.contributed(*weight_), context.contributed(*bias_);
     return dx;
 }

@@ -140,8 +140,8 @@ Tensor Norm::forward(const Tensor& x, Saved& saved, Context&) {
 Tensor Norm::backward(const Tensor& dy, const Tensor& dresidual, Saved& saved, Context& context) {
     const TraceName name(TraceName::part, name_);
     Tensor x = saved.take("x"), rstd = saved.take("rstd"), dx = activation_like(x);  // as forward's
-    ops::rmsnorm_backward(dx, weight_->begin_contribution_in_place(), dy, x, rstd, weight_->value,
-                          dresidual);
+    const bool add = bool(weight_->begin_contribution());
+    ops::rmsnorm_backward(dx, weight_->grad, dy, x, rstd, weight_->value, dresidual, add);
     context.contributed(*weight_);
     return dx;
 }
@@ -158,8 +158,9 @@ Tensor HeadNorms::forward(const Tensor& qkv, int64_t heads, Saved& saved, Contex
 void HeadNorms::backward(Tensor dqkv, Saved& saved, Context& context) {
     const TraceName name(TraceName::part, "self_attn.q_norm+k_norm");
     const Tensor qkv = saved.take("qkv"), rstd = saved.take("rstd");
-    ops::norm_heads_backward(dqkv, q_->begin_contribution_in_place(),
-                             k_->begin_contribution_in_place(), qkv, rstd, q_->value, k_->value);
+    const bool add = bool(q_->begin_contribution());
+    k_->begin_contribution();
+    ops::norm_heads_backward(dqkv, q_->grad, k_->grad, qkv, rstd, q_->value, k_->value, add);
     context.contributed(*q_), context.contributed(*k_);
 }
 

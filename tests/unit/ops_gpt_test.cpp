@@ -91,6 +91,12 @@ TEST(OpsLayerNorm, ForwardAndBackward) {
             for (size_t i = 0; i < sum.size(); ++i) sum[i] += want.dx[i];
             ops::layernorm_backward(residual, dw, db, dy, x, statistics, w, residual);
             EXPECT_LT(relative_error(residual, sum), allowed);
+
+            const Tensor first[] = {poisoned({h}, dtype), poisoned({h}, dtype)};  // overwritten
+            ops::layernorm_backward(dx, first[0], first[1], dy, x, statistics, w, {}, false);
+            for (int64_t i = 0; i < h; ++i) want.dw[i] -= dw_before[i], want.db[i] -= db_before[i];
+            EXPECT_LT(relative_error(first[0], want.dw), allowed);
+            EXPECT_LT(relative_error(first[1], want.db), allowed);
         }
 }
 

@@ -89,6 +89,11 @@ TEST(OpsRmsNorm, ForwardAndBackward) {
             EXPECT_LT(relative_error(dx, want), tolerance(dtype));
             ops::rmsnorm_backward(again, dw, dy, x, rstd, w, again);
             EXPECT_LT(relative_error(again, want), tolerance(dtype));
+
+            Tensor first = poisoned({h}, dtype);  // a step's first contribution overwrites
+            ops::rmsnorm_backward(dx, first, dy, x, rstd, w, {}, false);
+            for (int64_t i = 0; i < h; ++i) want_dw[i] -= dw_before[i];
+            EXPECT_LT(relative_error(first, want_dw), tolerance(dtype));
         }
 }
 

@@ -60,6 +60,15 @@ TEST(OpsNormHeads, EqualsRmsNormOfEachHead) {
             }
             EXPECT_EQ(heads(y, s, normed, all), heads(x, s, normed, all));    // v
             EXPECT_EQ(heads(dx, s, normed, all), heads(dy, s, normed, all));  // and its gradient
+
+            const Tensor both[] = {Tensor::zeros({s.D}, dtype, Memory::gradient),
+                                   Tensor::zeros({s.D}, dtype, Memory::gradient)},
+                         first[] = {poisoned({s.D}, dtype), poisoned({s.D}, dtype)};
+            for (const auto& [to, add] : {std::pair(both, true), {first, false}})  // or overwritten
+                ops::norm_heads_backward(tensor_of(dy, shape, dtype), to[0], to[1], qkv, rstd,
+                                         weights[0], weights[1], add);
+            for (int part = 0; part < 2; ++part)
+                EXPECT_EQ(to_double(first[part]), to_double(both[part]));
         }
 }
 
