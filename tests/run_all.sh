@@ -120,7 +120,7 @@ Pipeline.PostValidationIsTheSameTraining ExpertParallel.EqualsOneDevice ExpertPa
 ExpertParallelReference.HuggingFace Family/* KernelsMine* Precision.EveryRecipeEqualsOneDevice
 Precision.OverflowedStepsAreSkippedByAllRanks Precision.PlainRecipesArePlainTraining
 FiveD.EveryPairOfAxesEqualsOneDevice FiveD.PeaksOfFewLayoutsAreAsPredicted FiveD.EightBit*
-BadInput.OutOfMemory NotFinite* Estimate.IsWhatASingleGpuPredicts
+BadInput.OutOfMemory NotFinite* Estimate.IsWhatASingleGpuPredicts CudaGraph.ChangesNoBit
 END
 )
 at_once=$((all_cores < 8 ? all_cores : 8))
