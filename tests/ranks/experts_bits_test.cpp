@@ -181,13 +181,15 @@ TEST(Experts, RowsInFp8GiveTheSameBits) {
             by_rank(all, {.ep = n, .dispatch = Dispatch::rank, .dispatch_dtype = dtype}, mine,
                     false, wide);
         for (const auto& [name, gradient] : shared.gradients) {
-            const bool is_expert = name.find(".experts.") != name.npos;
-            if (is_expert && !device_is_gpu()) {
+            // On a GPU a product of fewer rows adds in another order, and a number next to a
+            // boundary of fp8 may be rounded the other way; so it may by rank, anywhere.
+            if (name.find(".experts.") != name.npos && !device_is_gpu()) {
                 EXPECT_EQ(gradient, plain.gradients.at(name)) << name;
             } else {
-                EXPECT_LE(relative_error(gradient, plain.gradients.at(name)), 1e-6) << name;
+                EXPECT_LE(relative_error(gradient, plain.gradients.at(name)),
+                          device_is_gpu() ? 1e-3 : 1e-6)
+                    << name;
             }
-            // A number next to a boundary may be rounded the other way.
             EXPECT_LE(relative_error(by_rank.gradients.at(name), gradient), 1e-2) << name;
             EXPECT_GT(relative_error(gradient, exact.gradients.at(name)), 1e-4) << name;
         }
