@@ -7,12 +7,11 @@
 //
 // A recording repeats operations with the numbers that it was made with, so it fits only
 // micro-batches of the same shape and token weight. Others run as usual, and are recorded instead
-// if two in a row are alike. What changes from step to
-// step has tensors of its own, into which the present micro-batch is copied: the tokens and the
-// loss. The first micro-batch of a step has a recording for itself, because it overwrites the
-// gradients to which later ones add, and so has the last one, during which they may be summed over
-// ranks. The update is not recorded: it has only a few launches, and
-// another learning rate in each step.
+// if two in a row are alike. What changes from step to step has tensors of its own, into which the
+// present micro-batch is copied: the tokens and the loss. The first micro-batch of a step has a
+// recording for itself, because it overwrites the gradients to which later ones add, and so has the
+// last one, during which they may be summed over ranks. The update is not recorded: it has only a
+// few launches, and another learning rate in each step.
 //
 // The host's part of a replay is what other code counts: contributions to gradients
 // (Context::contributed), and calls of communication, whose times are not known. Hooks are not
