@@ -74,11 +74,21 @@ conda install -c conda-forge" $(printf '%s\n' "${from_conda[@]}" | uniq) >&2
     exit 1
 fi
 
+# Where nothing can be fetched, any MPI and any OpenBLAS will do, too.
+make_do() {
+    any=1
+    rm -rf .deps/apt
+    for package in "${missing[@]}"; do
+        found "$package" || { echo "$package cannot be installed" >&2 && exit 1; }
+    done
+    echo "they cannot be installed, but others that are here will do"
+    exit 0
+}
 if [ "$(id -u)" = 0 ]; then
     echo "installing: ${missing[*]}"
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+    export DEBIAN_FRONTEND=noninteractive
+    { apt-get update -qq &&
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null; } || make_do
     exit 0
 fi
 
@@ -86,8 +96,9 @@ echo "no root: unpacking under .deps/: ${missing[*]}"
 mkdir -p .deps/apt/state/lists/partial .deps/apt/cache/archives/partial
 apt=(apt-get -qq -o Debug::NoLocking=1 -o Dir::State="$PWD/.deps/apt/state"
      -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$PWD/.deps/apt/cache")
-"${apt[@]}" update
-"${apt[@]}" install -y --download-only --no-install-recommends "${missing[@]}" >/dev/null
+{ "${apt[@]}" update &&
+    "${apt[@]}" install -y --download-only --no-install-recommends "${missing[@]}" >/dev/null; } ||
+    make_do
 for archive in .deps/apt/cache/archives/*.deb; do dpkg -x "$archive" .deps; done
 # Libraries that the machine has were not downloaded: links to them have to lead out of .deps.
 find .deps/usr/lib -name '*.so' -xtype l | while read -r link; do

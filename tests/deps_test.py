@@ -69,6 +69,14 @@ class DepsTest(unittest.TestCase):
         self.assertEqual(self.deps("libmpich-dev"), (0, "installing: libmpich-dev\n"))
         self.assertEqual(self.deps("libmpich-dev", CONDA="/env"), (0, ""))
 
+    def test_without_a_network_another_mpi_will_do(self):
+        self.program("apt-get", "exit 100")
+        self.header("here/mpi.h")
+        self.assertEqual(self.deps("libmpich-dev"), (0, "installing: libmpich-dev\nthey cannot be "
+                                   "installed, but others that are here will do\n"))
+        self.assertEqual(self.deps("libmpich-dev", "libcli11-dev"), (1,
+            "installing: libmpich-dev libcli11-dev\nlibcli11-dev cannot be installed\n"))
+
     def test_in_a_conda_environment_it_says_what_to_install(self):
         code, said = self.deps("mpich", "libmpich-dev", "libopenblas-openmp-dev", "libfmt-dev",
                                CONDA="/env")
