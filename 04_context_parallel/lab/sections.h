@@ -217,7 +217,7 @@ inline void print_estimate(const Options& options, const ContextOptions& context
     const Prediction prediction =
         predict(shape, context, model.parameters(), options.grad_accum, mesh.group({"dp", "cp"}),
                 cp.rank() / context.ulysses_degree());
-    report.estimate(prediction, 1, what_needs_less(shape, context, limit));
+    report.estimate(prediction, 1, [&] { return what_needs_less(shape, context, limit); });
     report_other_ranks(report, prediction, 1);
     if (options.document_token >= 0 && context.cp > 1 && context.has_ring())
         print("  With documents the ring carries less; how much less depends on the data.");
