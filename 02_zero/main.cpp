@@ -46,7 +46,8 @@ bool train(const Options& options, const ZeroOptions& zero, const StepShape& sha
     Llama model(shape.config, shape.model, factories, Stage::whole(shape.config));
     sum_over_replicas(model.parameters(), mesh);
     const Prediction predicted = predict(model, zero, shape, options.grad_accum, mesh);
-    check_fits_everywhere(predicted.memory, memory_limit(), what_needs_less(options, zero));
+    check_fits_everywhere(predicted.memory, memory_limit(),
+                          [&] { return what_needs_less(options, zero); });
     const std::unique_ptr<Updater> updater = make_zero(model, mesh, options, zero);
     run.load(updater->start());
     run.start(setup(model, *updater, options, zero));

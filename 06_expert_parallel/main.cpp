@@ -57,8 +57,9 @@ bool train(const Options& options, const ExpertOptions& chosen, ExpertTrap trap,
     ParameterList& parameters = model.parameters();
     const Prediction balanced =
         predict_balanced(shape, chosen, parameters, mesh, experts.balance(), options.grad_accum);
-    check_fits_everywhere(balanced.memory, memory_limit(),
-                          "fewer layers, a smaller --micro-batch or a larger --ep would");
+    check_fits_everywhere(balanced.memory, memory_limit(), [] {
+        return "fewer layers, a smaller --micro-batch or a larger --ep would";
+    });
     spoil_description(parameters, trap);
     parameters.allocate_values(options.dtype);
     parameters.allocate_grads(options.grad_dtype());

@@ -55,7 +55,7 @@ bool train(const Options& options, const Chapter& chapter, const StepShape& shap
     Run run("08_mixed_precision", options, shape,
             {.micro_batch = options.micro_batch, .count = world.size(), .replica = world.rank()});
 
-    check_fits(predict_memory(shape, precision).memory, memory_limit(), what_needs_less());
+    check_fits(predict_memory(shape, precision).memory, memory_limit(), what_needs_less);
     GradientHistogram histogram(draws(options.svg));
     const std::unique_ptr<MixedTraining> owned =
         make_training(chapter.trap, shape, precision, options,

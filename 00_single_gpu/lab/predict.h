@@ -63,11 +63,8 @@ inline Prediction predict(const Options& options, const Chapter& chapter, const 
 
 // Throws UserError, with advice, if the training does not fit into memory.
 inline void check_fits(const Options& options, const Chapter& chapter, const StepShape& shape) {
-    if (chapter.fresh_grads)
-        check_fits(predict(options, chapter, shape).memory, memory_limit(),
-                   what_would_fit(shape, memory_limit()));
-    else
-        check_fits(shape, memory_limit());
+    check_fits(predict(options, chapter, shape).memory, memory_limit(),
+               [&] { return what_would_fit(shape, memory_limit()); });
 }
 
 // --estimate: prints the prediction for these options, then a table of sequence lengths (rows) and
@@ -75,7 +72,8 @@ inline void check_fits(const Options& options, const Chapter& chapter, const Ste
 inline void print_estimate(const Options& options, const Chapter& chapter, const StepShape& shape) {
     Report report("00_single_gpu", options, shape, 0);
     report.configuration(chapter.ramp(options).sequences(0), "");
-    report.estimate(predict(options, chapter, shape), 1, what_would_fit(shape, memory_limit()));
+    report.estimate(predict(options, chapter, shape), 1,
+                    [&] { return what_would_fit(shape, memory_limit()); });
     print("\npeak activations and total memory on one device, by --recompute");
     print(fmt::format("  {:>6}  {:>21}  {:>21}  {:>21}  {:>21}", "s", "none, T x T attention",
                       "none", "selective, T x T", "full"));

@@ -71,8 +71,8 @@ inline std::string what_needs_less(const Options& options, const Chapter& chapte
 inline void check_fits(const Options& options, const Chapter& chapter, const StepShape& shape) {
     const MemoryEstimate needed =
         predict_run(options, chapter, shape, parameter_count(shape.config)).memory;
-    if (needed.total() > memory_limit())
-        check_fits(needed, memory_limit(), what_needs_less(options, chapter, shape, needed));
+    check_fits(needed, memory_limit(),
+               [&] { return what_needs_less(options, chapter, shape, needed); });
 }
 
 // --estimate: describes the parameters without allocating anything.
@@ -89,8 +89,9 @@ inline void print_estimate(Options options, const Chapter& chapter, const StepSh
     options.steps = std::max<int64_t>(options.steps, 1);  // the mean step, as DiLoCo's differ
     const Prediction run_prediction =
         predict_run(options, chapter, shape, model.parameters(), *sync, mesh);
-    report.estimate(run_prediction, options.steps,
-                    what_needs_less(options, chapter, shape, run_prediction.memory));
+    report.estimate(run_prediction, options.steps, [&] {
+        return what_needs_less(options, chapter, shape, run_prediction.memory);
+    });
     report.finish();
 }
 

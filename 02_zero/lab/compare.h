@@ -86,9 +86,10 @@ inline bool compare_stages(const Options& options, const ZeroOptions& zero_optio
         const ZeroOptions& stage0 = variants.front().zero;
         const Llama model(shape.config, shape.model);
         const Mesh mesh(ranks, {{"dp", ranks.size()}});
-        check_fits(
-            predict(model, stage0, shape, A, mesh).memory, memory_limit(),
-            "--compare runs stage 0, too; a smaller --micro-batch or --recompute full needs less");
+        check_fits(predict(model, stage0, shape, A, mesh).memory, memory_limit(), [] {
+            return "--compare runs stage 0, too; a smaller --micro-batch or --recompute full "
+                   "needs less";
+        });
     }
     print(fmt::format(
         "{}, {:.3f} M parameters in {}, gradients {}; {} x {} tokens a micro-batch, {} a step",

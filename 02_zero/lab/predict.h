@@ -252,7 +252,7 @@ inline void print_estimate(const Options& options, const ZeroOptions& zero_optio
     report.configuration(sequences_of_step(options, ranks.size()), "");
     report.technique("ZeRO", describe(zero_options, ranks.size()), {{"dp", ranks.size()}});
     report.estimate(predict(model, zero_options, shape, options.grad_accum, mesh), 1,
-                    what_needs_less(options, zero_options));
+                    [&] { return what_needs_less(options, zero_options); });
     report.finish();
 }
 

@@ -212,7 +212,7 @@ inline std::string what_needs_less(const StepShape& shape, const TensorOptions& 
 inline void check_fits(const StepShape& shape, const TensorOptions& options,
                        const ParameterList& parameters, int64_t rank, int64_t limit) {
     check_fits_everywhere(predict(shape, options, parameters, 1, 1, rank).memory, limit,
-                          what_needs_less(shape, options, parameters, rank, limit));
+                          [&] { return what_needs_less(shape, options, parameters, rank, limit); });
 }
 
 }  // namespace ultrascale::tensor_parallel

@@ -67,8 +67,9 @@ inline void print_estimate(const Options& options, const TensorOptions& tensor,
     const int64_t rows = shape.micro_batch * shape.seq;
     report.technique("tensor", describe(tensor, dp.size(), rows, options.dropout),
                      {{"tp", tensor.tp}, {"dp", dp.size()}});
-    report.estimate(predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank()), 1,
-                    what_needs_less(shape, tensor, parameters, tp.rank(), memory_limit()));
+    report.estimate(
+        predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank()), 1,
+        [&] { return what_needs_less(shape, tensor, parameters, tp.rank(), memory_limit()); });
     report.finish();
 }
 
@@ -117,8 +118,7 @@ inline bool print_sections(Report& report, const Run& run, const Options& option
     const Prediction predicted =
         predict(shape, tensor, parameters, options.grad_accum, dp.size(), tp.rank());
     bool ok = report.memory(predicted);
-    if (report.full() && !shape.config.latent)
-        print_layer_formula(shape, tensor, tp.rank());
+    if (report.full() && !shape.config.latent) print_layer_formula(shape, tensor, tp.rank());
     print_largest_micro_batch(
         report, largest_micro_batch(shape, tensor, parameters, tp.rank(), memory_limit()));
     ok = report.communication(predicted, options.steps, run.validation_communication()) && ok;

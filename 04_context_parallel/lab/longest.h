@@ -147,7 +147,7 @@ inline std::string what_needs_less(const StepShape& shape, const ContextOptions&
 // not fit into its `limit` bytes.
 inline void check_fits(const StepShape& shape, const ContextOptions& o, int rank, int64_t limit) {
     const MemoryEstimate own = predict_memory(shape, o, parameter_count(shape.config), rank).memory;
-    check_fits_everywhere(own, limit, own.total() > limit ? what_needs_less(shape, o, limit) : "");
+    check_fits_everywhere(own, limit, [&] { return what_needs_less(shape, o, limit); });
 }
 
 }  // namespace ultrascale::context_parallel

@@ -41,8 +41,10 @@ inline double layer_inputs(const StepShape& shape, const ContextOptions& o) {
            double(shape.config.hidden) * double(dtype_bytes(shape.model.dtype));
 }
 
-// Prints the longest sequence for 1, 2, 4, ... ranks that share it, with each recomputation.
+// Reports the longest sequence for the given options, and prints it for 1, 2, 4, ... ranks that
+// share it, with each recomputation.
 inline void print_longest(Report& report, StepShape shape, const ContextOptions& o, int64_t limit) {
+    report.value("fits", "longest_sequence", double(longest_sequence(shape, o, limit)));
     // Selective recomputation drops the scores, which only naive attention keeps.
     const bool flash = shape.model.attention == AttentionKind::flash;
     std::vector<Recompute> columns{Recompute::none, Recompute::selective, Recompute::full};
@@ -91,13 +93,6 @@ inline void print_longest(Report& report, StepShape shape, const ContextOptions&
                           shape.config.max_positions));
     if (longest > most_positions - 2 * most_ranks)
         print("  there is memory for more, but positions are 32-bit numbers");
-}
-
-// Reports the longest sequence for the given options, and with --report full the table.
-inline void report_longest(Report& report, const StepShape& shape, const ContextOptions& o,
-                           int64_t limit) {
-    report.value("fits", "longest_sequence", double(longest_sequence(shape, o, limit)));
-    if (report.full()) print_longest(report, shape, o, limit);
 }
 
 // Shows why context parallelism is needed: full recomputation still keeps b L s h elements, the
@@ -183,7 +178,7 @@ public:
     bool print(Report& report, const Run& run, Prediction predicted, int64_t steps) {
         documents_.correct(predicted);
         bool ok = report.memory(predicted);
-        report_longest(report, shape_, context_, memory_limit());
+        if (report.full()) print_longest(report, shape_, context_, memory_limit());
         ok = report.communication_of_run(predicted, steps, run.validation_communication()) && ok;
         if (context_.cp > 1) layers_.add_to(report);
         report_other_ranks(report, predicted, steps);
@@ -217,13 +212,12 @@ inline void print_estimate(const Options& options, const ContextOptions& context
     const Prediction prediction =
         predict(shape, context, model.parameters(), options.grad_accum, mesh.group({"dp", "cp"}),
                 cp.rank() / context.ulysses_degree());
-    report.estimate(prediction, 1, what_needs_less(shape, context, limit));
+    report.estimate(prediction, 1, [&] { return what_needs_less(shape, context, limit); });
     report_other_ranks(report, prediction, 1);
     if (options.document_token >= 0 && context.cp > 1 && context.has_ring())
         print("  With documents the ring carries less; how much less depends on the data.");
     print_inputs(report, shape, context, limit);
     print_longest(report, shape, context, limit);
-    report.value("fits", "longest_sequence", double(longest_sequence(shape, context, limit)));
     report.finish();
 }
 

@@ -90,9 +90,10 @@ inline bool report_run(Report& report, const Pipeline& pipeline, const Options& 
     return ok;
 }
 
-inline const char* const what_needs_less =
-    "these would need less: more ranks in a pipeline (--pp), a smaller --micro-batch; "
-    "--recompute full, or a schedule with fewer micro-batches in flight";
+inline std::string what_needs_less() {
+    return "these would need less: more ranks in a pipeline (--pp), a smaller --micro-batch; "
+           "--recompute full, or a schedule with fewer micro-batches in flight";
+}
 
 // --estimate: describes the rank's parameters without allocating anything.
 inline void print_estimate(const Options& options, const StepShape& shape, const Schedule& schedule,

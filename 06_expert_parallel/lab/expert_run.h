@@ -77,6 +77,7 @@ public:
     const std::vector<StepLoads>& loads() const { return loads_; }  // for each step
     // The rows of this rank's experts, for each step, in each layer with experts.
     const std::vector<std::vector<double>>& rows_of_steps() const { return rows_of_steps_; }
+    const std::vector<Placement>& placements() const { return experts_.placements(); }
     struct Dropped {
         int64_t choices = 0, dropped = 0;  // of all choices the dropped ones
     };

@@ -18,7 +18,7 @@ inline double busiest_over_mean(const RankLoads& by_layer) {
     return sum / double(by_layer.size());
 }
 // The loads of `ranks` ranks that hold neighbouring experts (if E is no multiple of `ranks`, some
-// hold one more than others); and as o.loads and o.replicas place them.
+// hold one more than others); and as experts are placed.
 inline RankLoads loads_in_order(const std::vector<std::vector<float>>& loads, int64_t ranks) {
     RankLoads of_ranks;
     for (const std::vector<float>& load : loads) {
@@ -28,10 +28,9 @@ inline RankLoads loads_in_order(const std::vector<std::vector<float>>& loads, in
     }
     return of_ranks;
 }
-inline RankLoads loads_as_placed(const ExpertOptions& o) {
+inline RankLoads loads_as_placed(const std::vector<Placement>& placements) {
     RankLoads of_ranks;
-    for (const std::vector<float>& load : o.loads)
-        of_ranks.push_back(placed(load, o.replicas, o.ep).load);
+    for (const Placement& placement : placements) of_ranks.push_back(placement.load);
     return of_ranks;
 }
 // The rows of a step on each rank of "ep", summed over "dp". All ranks call it.
@@ -50,7 +49,7 @@ inline void report_placement(Report& report, const ExpertOptions& o, const Exper
                              const PredictedCommunication& of_step) {
     const std::vector<std::vector<double>>& steps = seen.rows_of_steps();
     const double in_order = busiest_over_mean(loads_in_order(o.loads, o.ep)),
-                 placed = busiest_over_mean(loads_as_placed(o)),
+                 placed = busiest_over_mean(loads_as_placed(seen.placements())),
                  first = busiest_over_mean(measured_loads(steps.front(), o.ep)),
                  last = busiest_over_mean(measured_loads(steps.back(), o.ep));
     print(

@@ -172,7 +172,7 @@ inline void print_estimate(const Options& options, const ExpertOptions& o, const
                      {{"ep", o.ep}, {"dp", world.size() / o.ep}});
     report.estimate(
         predict_balanced(shape, o, model.parameters(), mesh, experts.balance(), options.grad_accum),
-        1, "fewer layers, a smaller --micro-batch or a larger --ep would fit");
+        1, [] { return "fewer layers, a smaller --micro-batch or a larger --ep would fit"; });
     print("  Rows are predicted for a balanced router; the report of a run has those that came.");
     report.finish();
 }

@@ -182,7 +182,7 @@ inline void print_estimate(const Options& options, const PrecisionOptions& preci
     report.technique("recipe", describe(precision), {{"dp", world.size()}});
     report.estimate(
         predict(shape, precision, model.parameters(), linears.parameters(), mesh.group("dp")), 1,
-        what_needs_less());
+        what_needs_less);
     print_recipes(report, shape, precision);
     report.finish();
 }

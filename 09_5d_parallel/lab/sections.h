@@ -102,8 +102,9 @@ private:
     std::unique_ptr<ExpertRun> seen_;
 };
 
-inline constexpr const char* needs_less =
-    "more ranks along any axis, --zero 3 or --recompute full need less";
+inline std::string needs_less() {
+    return "more ranks along any axis, --zero 3 or --recompute full need less";
+}
 
 // --estimate: parameters are only described, and nothing is allocated.
 inline void print_estimate(const Options& options, const Techniques& techniques,

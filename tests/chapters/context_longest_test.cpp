@@ -25,7 +25,8 @@ TEST(LongestSequence, ThatIsReportedTrains) {
                             "--bidirectional on"}) {
         SCOPED_TRACE(way);
         const std::string options = fmt::format(
-            "--steps 1 --micro-batch 1 --no-verify --device-memory 0.04 {} --seq ", way);
+            "--steps 1 --micro-batch 1 --no-verify --device-memory 0.04 --report full {} --seq ",
+            way);
         const auto longest = [](const Outcome& outcome) {
             return outcome.summary.at("fits").at("longest_sequence").get<int64_t>();
         };

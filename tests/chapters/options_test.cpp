@@ -118,6 +118,7 @@ TEST(Options, UnexpectedOnesAreNamedInOrderWithWhatWasMeant) {
     for (const char* cuts_matrices : {"03_tensor_parallel", "09_5d_parallel"})
         refuses(0, cuts_matrices, "--optimizer muon",
                 {"--optimizer is an option of 00_single_gpu", "Muon needs whole matrices"});
+    EXPECT_FALSE(contains(run("08_mixed_precision", "--optimizer muon").err, "Muon needs"));
     refuses(0, "00_single_gpu", "--bucket-mb=3 --completely-unknown",
             {"option of 01_data_parallel", "--help"});
     EXPECT_FALSE(contains(run("00_single_gpu", "--completely-unknown").err, "did you mean"));

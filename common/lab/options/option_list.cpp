@@ -185,9 +185,10 @@ static size_t distance(const std::string& a, const std::string& b) {
 // Options that have another name than in earlier versions.
 static constexpr std::pair<const char*, const char*> renamed[] = {{"--tails", "--bidirectional"}};
 
-// Why some chapters do not have an option that others have.
-static constexpr std::pair<const char*, const char*> elsewhere[] = {
-    {"--optimizer", "Muon needs whole matrices, and tensor parallelism would have to gather them"}};
+// Why a chapter that has the second option does not have the first.
+static constexpr const char* impossible[][3] = {
+    {"--optimizer", "--tp",
+     "Muon needs whole matrices, and tensor parallelism would have to gather them"}};
 
 void OptionList::refuse_unexpected(const std::vector<std::string>& words) const {
     std::string all, hints;
@@ -206,8 +207,9 @@ void OptionList::refuse_unexpected(const std::vector<std::string>& words) const 
             hints += fmt::format("; {} is called {} now", name, former->second);
         else if (!owners.empty()) {
             hints += fmt::format("; {} is an option of {}", name, owners);
-            for (const auto& [option, reason] : elsewhere)
-                if (name == option) hints += fmt::format(": {}", reason);
+            for (const auto& [option, given, reason] : impossible)
+                if (name == option && app_->get_option_no_throw(given))
+                    hints += fmt::format(": {}", reason);
         } else if (distance(nearest, name) <= std::max<size_t>(2, name.size() / 3))
             hints += fmt::format("; did you mean {}?", nearest);
     }

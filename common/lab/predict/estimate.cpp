@@ -96,15 +96,8 @@ MemoryEstimate estimate_memory(const StepShape& s) {
     return predict_one_device(s, parameter_count(s.config)).memory;
 }
 
-void check_fits(const StepShape& shape, int64_t limit) {
-    const MemoryEstimate m = estimate_memory(shape);
-    if (m.total() > limit) check_fits(m, limit, what_would_fit(shape, limit));
-}
-
-// "out of memory: ..." for an estimate above the limit, otherwise "".
 static std::string out_of_memory(const MemoryEstimate& m, int64_t limit,
                                  const std::string& advice) {
-    if (m.total() <= limit) return "";
     const std::string buffers =
         m.peak_communication > 0
             ? fmt::format(", communication buffers {}", format_bytes(double(m.peak_communication)))
@@ -117,21 +110,19 @@ static std::string out_of_memory(const MemoryEstimate& m, int64_t limit,
         format_bytes(double(limit)), advice);
 }
 
-void check_fits(const MemoryEstimate& m, int64_t limit, const std::string& advice) {
-    if (const std::string error = out_of_memory(m, limit, advice); !error.empty())
-        user_error("{}", error);
+void check_fits(const MemoryEstimate& m, int64_t limit, const Advice& advice) {
+    if (m.total() > limit) user_error("{}", out_of_memory(m, limit, advice()));
 }
 
-void check_fits_everywhere(const MemoryEstimate& own, int64_t limit, const std::string& advice) {
+void check_fits_everywhere(const MemoryEstimate& own, int64_t limit, const Advice& advice) {
     const Communicator& world = Communicator::world();
-    const std::vector<std::string> errors = world.gather_strings(out_of_memory(own, limit, advice)),
-                                   totals = world.gather_strings(std::to_string(own.total()));
-    std::string error;  // the error of the rank that needs the most
-    int64_t most = 0;
-    for (size_t rank = 0; rank < errors.size(); ++rank)
-        if (!errors[rank].empty() && std::stoll(totals[rank]) > most)
-            most = std::stoll(totals[rank]), error = errors[rank];
-    if (!error.empty()) user_error("{}", error);
+    const int64_t too_much = own.total() > limit ? own.total() : 0;
+    const std::vector<std::string> ranks = world.gather_strings(std::to_string(too_much));
+    const auto most = std::ranges::max_element(
+        ranks, {}, [](const std::string& rank) { return std::stoll(rank); });
+    if (*most == "0") return;
+    const std::string error = out_of_memory(own, limit, advice());
+    user_error("{}", world.gather_strings(error)[size_t(most - ranks.begin())]);
 }
 
 std::string what_would_fit(const StepShape& shape, int64_t limit) {

@@ -2,6 +2,8 @@
 // prints them without running anything.
 #pragma once
 
+#include <functional>
+
 #include "activations.h"
 #include "core/memory.h"
 #include "model/step_shape.h"
@@ -38,15 +40,15 @@ Prediction predict_one_device(const StepShape& shape, int64_t parameters);
 // The memory of this device, from the configuration alone.
 MemoryEstimate estimate_memory(const StepShape& shape);
 
+// Returns which options would need less: the end of an out-of-memory error. As that may take a
+// search, it is called only if something does not fit, and then on all ranks that check.
+using Advice = std::function<std::string()>;
 // Throws UserError if the estimate is above `limit` bytes.
-void check_fits(const StepShape& shape, int64_t limit);
-// Checks a technique's own estimate; `advice` is the end of the error.
-void check_fits(const MemoryEstimate& estimate, int64_t limit, const std::string& advice);
+void check_fits(const MemoryEstimate& estimate, int64_t limit, const Advice& advice);
 // For ranks that hold different amounts: all ranks call it, and all throw if any rank's estimate
 // exceeds its limit.
-void check_fits_everywhere(const MemoryEstimate& own, int64_t limit, const std::string& advice);
-// Returns the end of an out-of-memory error: "these options would: --micro-batch 4, or --recompute
-// full".
+void check_fits_everywhere(const MemoryEstimate& own, int64_t limit, const Advice& advice);
+// Returns the advice for one device: "these options would: --micro-batch 4, or --recompute full".
 std::string what_would_fit(const StepShape& shape, int64_t limit);
 
 // The playbook's formula for a GPT-like model in mixed precision (after Korthikanti et al. 2022),

@@ -60,7 +60,7 @@ void print_communication_of(const Json& rank) {
 
 }  // namespace
 
-Json print_estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice) {
+Json print_estimate(const Prediction& run_prediction, int64_t steps, const Advice& advice) {
     std::vector<Json> ranks;
     for (const std::string& rank_json :
          Communicator::world().gather_strings(rank_estimate(run_prediction, steps).dump()))
@@ -80,7 +80,7 @@ Json print_estimate(const Prediction& run_prediction, int64_t steps, const std::
     print(fmt::format("  a rank has {} here: it {}", bytes(worst["limit"]),
                       fits ? "fits; the operations' workspace comes on top" : "does not fit"));
     if (!fits) {
-        std::string lines = advice;  // one per clause
+        std::string lines = advice();  // one per clause
         for (size_t at; (at = lines.find("; ")) != std::string::npos;) lines.replace(at, 2, "\n  ");
         print("  " + lines);
     }

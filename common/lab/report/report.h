@@ -74,9 +74,8 @@ public:
     // (predicted.seen).
     void throughput(const Prediction& predicted);
     // --estimate prints this instead of these sections: the prediction for `steps` steps together,
-    // for the rank that has the least memory left, and whether it fits. `advice`: the options that
-    // would need less.
-    void estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice);
+    // for the rank that has the least memory left, and whether it fits; if not, `advice`.
+    void estimate(const Prediction& run_prediction, int64_t steps, const Advice& advice);
     // Ranks that give the same number do the same, so that their times can be compared (--profile,
     // --trace); by default all do.
     void group_of_times(int64_t group);

@@ -107,7 +107,7 @@ void Report::throughput(const Prediction& predicted) {
                                {"peak_tflops", peak.flops / 1e12}};
 }
 
-void Report::estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice) {
+void Report::estimate(const Prediction& run_prediction, int64_t steps, const Advice& advice) {
     impl_->summary.update(print_estimate(run_prediction, steps, advice));
 }
 

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lab/predict/prediction.h"
+#include "lab/predict/estimate.h"
 
 namespace ultrascale {
 
@@ -38,6 +38,6 @@ Json predicted_memory(const MemoryEstimate& predicted);
 // --estimate (estimate_tables.cpp): prints both tables with predictions only, for the rank that has
 // the least memory left, and whether it fits. All ranks call it. Returns the same sections of the
 // summary as a run, without measurements.
-Json print_estimate(const Prediction& run_prediction, int64_t steps, const std::string& advice);
+Json print_estimate(const Prediction& run_prediction, int64_t steps, const Advice& advice);
 
 }  // namespace ultrascale
