@@ -96,7 +96,7 @@ KERNELS  := $(wildcard 0*/kernels)
 OPERATIONS := common/cpu/ops_% common/core/ops_% $(KERNELS:=/ops_%)
 FREQUENT := $(addprefix common/,core/% comm/% cpu/% cuda/% model/% emulator/%) 07_kernels/% \
             $(KERNELS:=/%) 09_5d_parallel/planner/planner.cpp tests/bench/%
-OPS_TESTS := tests/unit/ops_%
+OPS_TESTS := $(addprefix tests/unit/,ops_% planner_test.cpp scale_pictures_test.cpp)
 TESTS    := tests/unit/% tests/ranks/% tests/chapters/% tests/gtest_precompiled.h
 IS_OPERATION = $(filter $(OPERATIONS),$<)
 OPTIMIZE_PLAIN = $(if $(filter $(OPS_TESTS),$<),-O1 -g0,$(if $(filter $(TESTS),$<),-O0 -g0,\

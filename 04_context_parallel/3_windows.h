@@ -68,13 +68,11 @@ struct SequenceMask {
     // one token.
     bool any(const Positions& queries, const Positions& keys) const {
         // exercise 04.8 begin: the shortest way back from a query to a key; the prefix's last key
-        // The shortest way back from a query to a key.
         const int64_t ahead = keys.first - queries.first, stride = keys.stride,
                       back = queries.first >= keys.last()
                                  ? queries.first - keys.last()
                                  : -ahead - ops::divide_down(-ahead, stride) * stride;
         if (back <= queries.last() - keys.first && (window == 0 || back < window)) return true;
-        // The prefix's last key among these.
         const int64_t last_key = std::min(prefix - 1, keys.last());
         return last_key >= keys.first &&
                queries.first < last_key - (last_key - keys.first) % stride;

@@ -2,16 +2,19 @@
 # Runs the test programs that were built and ends with "N passed, N failed".
 # Usage: tests/run_all.sh cpu|cuda "MPIRUN FLAGS" [all]
 # `all` adds slower tests: those whose names begin with Long, other numbers of ranks, and on the CPU
-# the CUDA kernels, the sanitizers, Open MPI and a minute of fuzzing. Tests that passed before
+# the CUDA kernels, the sanitizers, Open MPI and two minutes of fuzzing. Tests that passed before
 # without `all` are then counted but not run again, unless a program or a test has changed since.
 set -u
 cd "$(dirname "$0")/.."
 backend=$1 mpirun=$2 all=${3:+yes}
 passed=0 failed=0 failures=
-export GTEST_COLOR=no MPIRUN=$mpirun
+# Several tests run at a time, so threads that wait must sleep: if they spin, they take the others'
+# cores.
+export GTEST_COLOR=no MPIRUN=$mpirun OMP_WAIT_POLICY=passive
 log=$(mktemp)
 waiting=$(mktemp -d)
-trap 'rm -rf "$log" "$waiting"' EXIT
+declare -A started
+trap 'kill -INT -- "${started[@]/#/-}" 2>/dev/null; rm -rf "$log" "$waiting"' EXIT
 # tests/tsan.supp explains these settings.
 export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp history_size=7 exitcode=66" UCX_MEM_EVENTS=n
 export ASAN_OPTIONS="detect_leaks=0"  # MPI libraries keep what they allocated until the end
@@ -36,12 +39,11 @@ suite() {
 }
 
 # in_shards PROGRAM...: as many processes as cores, at most eight on a GPU, share the program's
-# tests, in shards of a quarter of a core's share, so that all end at about the same time. A test
-# has its cores to itself only if waiting threads sleep.
+# tests, in shards of a quarter of a core's share, so that all end at about the same time.
 in_shards() {
     local status=0 logs shards=$((4 * cores))
     logs=$(mktemp -d)
-    seq 0 $((shards - 1)) | OMP_WAIT_POLICY=passive GTEST_TOTAL_SHARDS=$shards \
+    seq 0 $((shards - 1)) | GTEST_TOTAL_SHARDS=$shards \
         xargs -P "$cores" -I{} bash -c '
             log=$1/$2
             shift 2
@@ -55,16 +57,21 @@ in_shards() {
 as_test() {
     "${@:2}" && echo "[       OK ] $1 (0 ms)"
 }
-# start NAME COMMAND...: begins such a test, which mostly waits, beside other suites. ended NAME:
-# waits for it, for a suite.
-declare -A started
+# start NAME COMMAND...: begins a command beside other suites, as a group of processes that can be
+# ended as a whole. ended NAME: waits for it, for a suite.
 start() {
-    as_test "$@" >"$waiting/$1" 2>&1 &
+    set -m
+    "${@:2}" >"$waiting/$1" 2>&1 </dev/null &
     started[$1]=$!
+    set +m
+}
+start_test() {  # one that mostly waits, and does not use GoogleTest
+    start "$1" as_test "$@"
 }
 ended() {
     local status=0
     wait "${started[$1]}" || status=$?
+    unset "started[$1]"
     cat "$waiting/$1"
     return "$status"
 }
@@ -131,21 +138,32 @@ if [ "$backend" = cuda ]; then
     [ "$tests" != 'Long*' ] || chapters=--gtest_filter=-$gpu_tests
 fi
 if [ "$tests" != 'Long*' ]; then
-    start Processes python3 tests/processes_test.py
-    start Sweep python3 tests/sweep_test.py
-    start Deps python3 tests/deps_test.py
+    start_test Processes python3 tests/processes_test.py
+    start_test Sweep python3 tests/sweep_test.py
+    start_test Deps python3 tests/deps_test.py
 fi
 suite "chapters, $at_once at a time" \
     tests/in_parallel.sh "$at_once" build/$backend/chapter_test "$chapters"
 if [ -n "$all" ]; then
-    # These calibrate this machine or measure waits, so nothing else may run.
-    alone='LongPlannerWaits*:LongExpertsOverlap*'
-    [ "$backend" = cuda ] || alone+=:LongPipeline.PretendedTimesAreAsSimulated
-    [ "$backend" = cuda ] || alone+=:LongPipeline.OnlyPostValidationKeepsWhatZeroBubbleH2Promises
+    # The first measures how two things share this machine's cores, so nothing else may run. The
+    # others leave most of the cores idle. What runs beside them has so low a priority that they
+    # take as long as alone.
+    alone='LongExpertsOverlap*' waits='LongPlannerWaits*'
+    [ "$backend" = cuda ] || waits+=:LongPipeline.Pretended*:LongPipeline.OnlyPostValidation*
     suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test \
-        "--gtest_filter=-$alone"
-    [ "$backend" = cuda ] || suite "waits as predicted, alone" \
-        build/$backend/long_test "--gtest_filter=$alone"
+        "--gtest_filter=-$alone:$waits"
+    if [ "$backend" = cpu ]; then
+        # Each rank has one OpenMP thread, because the sanitizer does not see how OpenMP
+        # synchronizes its threads. Two ranks and one data type suffice: a rank's other threads
+        # synchronize in the same way with any.
+        start Threads nice -n 19 env OMP_NUM_THREADS=1 $mpirun -n 2 build/cpu-thread/comm_test \
+            --gtest_filter=-Collectives/1.*:Collectives/2.*:Collectives/3.*
+        start_test Fuzz nice -n 19 build/cpu-address/fuzz_readers 120
+        suite "waits as predicted" build/cpu/long_test "--gtest_filter=$waits"
+        suite "streams and communication, thread sanitizer" ended Threads
+        suite "wrong files, made at random" ended Fuzz
+        suite "overlap as predicted, alone" build/cpu/long_test "--gtest_filter=$alone"
+    fi
 fi
 unset OMP_NUM_THREADS
 if [ "$tests" != 'Long*' ]; then
@@ -175,22 +193,14 @@ if [ "$backend" = cpu ] && [ -n "$all" ]; then
         suite "communication, 2 ranks, Open MPI" \
             mpirun.openmpi --allow-run-as-root --oversubscribe -n 2 build/cpu-openmpi/comm_test
     fi
+    start_test Nodes make -s --no-print-directory BACKEND=cpu test-nodes
     # The address sanitizer does not know the stack on which that test throws (Boost.Context).
     suite "unit, address and undefined sanitizers" \
         in_shards build/cpu-address/unit_test --gtest_filter=-Interleave.AFailureUnwindsBoth
     suite "bad input, address and undefined sanitizers" \
         env CHAPTERS_DIR=build/cpu-address \
         tests/in_parallel.sh $at_once build/cpu/chapter_test --gtest_filter='BadInput*'
-    # Each rank has one OpenMP thread, because the sanitizer does not see how OpenMP synchronizes
-    # its threads. Two ranks and one data type suffice: a rank's other threads synchronize in the
-    # same way with any.
-    suite "streams and communication, thread sanitizer" \
-        env OMP_NUM_THREADS=1 $mpirun -n 2 build/cpu-thread/comm_test \
-        --gtest_filter=-Collectives/1.*:Collectives/2.*:Collectives/3.*
-    start Fuzz build/cpu-address/fuzz_readers 60  # beside what mostly waits
-    suite "several hosts, and Slurm" \
-        as_test Nodes make -s --no-print-directory BACKEND=cpu test-nodes
-    suite "wrong files, made at random for a minute" ended Fuzz
+    suite "several hosts, and Slurm" ended Nodes
 fi
 
 printf %s "$failures"  # again, so that they are found without a search
