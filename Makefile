@@ -90,13 +90,15 @@ override CUDA_ARCH := $(patsubst 90,90a,$(CUDA_ARCH))
 CUDA     := $(if $(NVCC),$(patsubst %/bin/,%,$(dir $(realpath $(NVCC)))))
 # Operations get -O3, and sqrt without errno, so that their loops are vectorized; what runs for
 # every operation, and the kernels' executor, -O2. All else gets -Og, which takes half as long to
-# compile and can be debugged. Tests get -O0 without debug information, or -O1 if they compute.
+# compile and can be debugged. Tests get -O0 without debug information, or -O1 if they compute: also
+# all that include the planner, because the linker keeps only one of their copies.
 # Under a sanitizer operations get -O1 and the rest -O0.
 KERNELS  := $(wildcard 0*/kernels)
 OPERATIONS := common/cpu/ops_% common/core/ops_% $(KERNELS:=/ops_%)
 FREQUENT := $(addprefix common/,core/% comm/% cpu/% cuda/% model/% emulator/%) 07_kernels/% \
             $(KERNELS:=/%) 09_5d_parallel/planner/planner.cpp tests/bench/%
-OPS_TESTS := $(addprefix tests/unit/,ops_% planner_test.cpp scale_pictures_test.cpp)
+OPS_TESTS := $(addprefix tests/unit/,ops_% \
+                 memory_formulas% pipeline_stages% planner% poster% scale_pictures%)
 TESTS    := tests/unit/% tests/ranks/% tests/chapters/% tests/gtest_precompiled.h
 IS_OPERATION = $(filter $(OPERATIONS),$<)
 OPTIMIZE_PLAIN = $(if $(filter $(OPS_TESTS),$<),-O1 -g0,$(if $(filter $(TESTS),$<),-O0 -g0,\

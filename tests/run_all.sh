@@ -145,11 +145,12 @@ fi
 suite "chapters, $at_once at a time" \
     tests/in_parallel.sh "$at_once" build/$backend/chapter_test "$chapters"
 if [ -n "$all" ]; then
-    # The first measures how two things share this machine's cores, so nothing else may run. The
-    # others leave most of the cores idle. What runs beside them has so low a priority that they
+    # The first measure how ranks share the cores, or a few milliseconds, so nothing else may run.
+    # The others leave most of the cores idle. What runs beside them has so low a priority that they
     # take as long as alone.
     alone='LongExpertsOverlap*' waits='LongPlannerWaits*'
-    [ "$backend" = cuda ] || waits+=:LongPipeline.Pretended*:LongPipeline.OnlyPostValidation*
+    [ "$backend" = cuda ] || alone+=:LongPipeline.OnlyPostValidationKeepsWhatZeroBubbleH2Promises
+    [ "$backend" = cuda ] || waits+=:LongPipeline.PretendedTimesAreAsSimulated
     suite "chapters, long" tests/in_parallel.sh $at_once build/$backend/long_test \
         "--gtest_filter=-$alone:$waits"
     if [ "$backend" = cpu ]; then
@@ -162,7 +163,7 @@ if [ -n "$all" ]; then
         suite "waits as predicted" build/cpu/long_test "--gtest_filter=$waits"
         suite "streams and communication, thread sanitizer" ended Threads
         suite "wrong files, made at random" ended Fuzz
-        suite "overlap as predicted, alone" build/cpu/long_test "--gtest_filter=$alone"
+        suite "times as predicted, alone" build/cpu/long_test "--gtest_filter=$alone"
     fi
 fi
 unset OMP_NUM_THREADS
