@@ -63,8 +63,9 @@ inline Prediction predict(const Options& options, const Chapter& chapter, const 
 
 // Throws UserError, with advice, if the training does not fit into memory.
 inline void check_fits(const Options& options, const Chapter& chapter, const StepShape& shape) {
-    check_fits(predict(options, chapter, shape).memory, memory_limit(),
-               [&] { return what_would_fit(shape, memory_limit()); });
+    check_fits(
+        chapter.fresh_grads ? predict(options, chapter, shape).memory : estimate_memory(shape),
+        memory_limit(), [&] { return what_would_fit(shape, memory_limit()); });
 }
 
 // --estimate: prints the prediction for these options, then a table of sequence lengths (rows) and
