@@ -1,7 +1,7 @@
 // LayerNorm, GELU, the gradient of a bias, and dropout with masks.
 #include "core/ops_gpt.h"
 
-#include "ops_common.h"
+#include "block_sums.h"
 
 namespace ultrascale::ops {
 
@@ -46,22 +46,6 @@ void backward_row(T* dx, float* dweight, float* dbias, const T* dy, const T* x, 
         store(dx[i],
               factor * float(residual[i]) + rstd * (d * float(weight[i]) - sum - xhat * dot));
     }
-}
-
-// Blocks of rows have their own sums, which are added in order: so none depends on the threads.
-int64_t rows_per_block(int64_t N) { return std::max<int64_t>(32, (N + 63) / 64); }
-
-// to (h) = the sum of `blocks` rows of partial, which are `stride` elements apart (+ to).
-void add_blocks(Tensor to, float* partial, int64_t blocks, int64_t stride, bool adds) {
-    const int64_t h = to.numel();
-    for (int64_t b = 1; b < blocks; ++b)
-#pragma omp simd
-        for (int64_t i = 0; i < h; ++i) partial[i] += partial[b * stride + i];
-    with_type(to.dtype(), [&]<class W>(W) {
-        W* out = to.as<W>();
-        for (int64_t i = 0; i < h; ++i)
-            store(out[i], (adds ? float(out[i]) : 0) + (blocks > 0 ? partial[i] : 0));
-    });
 }
 
 // ---- GELU ---------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // RMSNorm of each head of q and k: the formulas of ops_rmsnorm.cpp, on rows of D.
 #include "core/ops_norm_heads.h"
 
-#include "ops_common.h"
+#include "block_sums.h"
 
 namespace ultrascale::ops {
 
@@ -73,9 +73,7 @@ void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Ten
     check_weight_gradients(dq_weight, dk_weight, s);
     OpSpan span("norm_heads_backward", 10.0 * double(s.N * (s.H + s.K) * s.D),
                 2 * bytes_of(d) + bytes_of(qkv, rstd));
-    // Each block of tokens has its own sums; these are added in order.
-    const int64_t block = std::max<int64_t>(32, (s.N + 63) / 64),
-                  blocks = (s.N + block - 1) / block;
+    const int64_t block = rows_per_block(s.N), blocks = (s.N + block - 1) / block;
     Tensor sums = Tensor::zeros({blocks, 2, s.D}, DType::fp32, Memory::workspace);
     float* partial = sums.as<float>();
     with_type(qkv.dtype(), [&]<class T>(T) {
@@ -88,15 +86,8 @@ void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Ten
                 backward_token(dy + n * s.all * s.D, partial + b * 2 * s.D, x + n * s.all * s.D,
                                r + n * (s.H + s.K), q, k, s);
     });
-    for (int64_t b = 1; b < blocks; ++b)
-        for (int64_t i = 0; i < 2 * s.D; ++i) partial[i] += partial[b * 2 * s.D + i];
-    with_type(dq_weight.dtype(), [&]<class W>(W) {
-        W *q = dq_weight.as<W>(), *k = dk_weight.as<W>();
-        for (int64_t i = 0; i < s.D; ++i) {
-            store(q[i], (add ? float(q[i]) : 0) + (blocks > 0 ? partial[i] : 0));
-            store(k[i], (add ? float(k[i]) : 0) + (blocks > 0 ? partial[s.D + i] : 0));
-        }
-    });
+    add_blocks(dq_weight, partial, blocks, 2 * s.D, add);
+    add_blocks(dk_weight, partial + s.D, blocks, 2 * s.D, add);
 }
 
 }  // namespace ultrascale::ops

@@ -2,7 +2,7 @@
 //
 // With xhat = x * rstd and g = dy * weight:
 //   dx = rstd * (g - xhat * mean(g * xhat)),  dweight = sum over rows of dy * xhat.
-#include "ops_common.h"
+#include "block_sums.h"
 
 namespace ultrascale::ops {
 
@@ -63,8 +63,7 @@ void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weigh
 }
 
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
-                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual,
-                      bool add) {
+                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual, bool add) {
     const int64_t N = x.rows(), h = x.cols();
     check(dx.numel() == N * h && dy.numel() == N * h, "rmsnorm_backward: dx, dy, x are (N, h)");
     check(rstd.numel() == N && weight.numel() == h && dweight.numel() == h,
@@ -72,8 +71,7 @@ void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor&
     check(!dresidual || dresidual.numel() == N * h, "rmsnorm_backward: dresidual is (N, h)");
     OpSpan span("rmsnorm_backward", 10.0 * double(N * h),
                 bytes_of(dx, dy, x, rstd, weight, dweight) + (dresidual ? bytes_of(dresidual) : 0));
-    // Each block of rows has its own sum; these are added in order.
-    const int64_t block = std::max<int64_t>(32, (N + 63) / 64), blocks = (N + block - 1) / block;
+    const int64_t block = rows_per_block(N), blocks = (N + block - 1) / block;
     Tensor sums = Tensor::zeros({blocks, h}, DType::fp32, Memory::workspace);
     float* partial = sums.as<float>();
     with_type(x.dtype(), [&]<class T>(T) {
@@ -87,14 +85,7 @@ void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor&
                 backward_row(dx_data + n * h, partial + b * h, dy_data + n * h, x_data + n * h,
                              r[n], w, residual ? residual + n * h : nullptr, h);
     });
-    for (int64_t b = 1; b < blocks; ++b)
-#pragma omp simd
-        for (int64_t i = 0; i < h; ++i) partial[i] += partial[b * h + i];
-    with_type(dweight.dtype(), [&]<class W>(W) {
-        W* out = dweight.as<W>();
-        for (int64_t i = 0; i < h; ++i)
-            store(out[i], (add ? float(out[i]) : 0) + (blocks > 0 ? partial[i] : 0));
-    });
+    add_blocks(dweight, partial, blocks, h, add);
 }
 
 }  // namespace ultrascale::ops

@@ -6,9 +6,9 @@
 
 namespace ultrascale::ops {
 
-// dweight (h) = the sum of the rows of partial (blocks, h), and what it was if
-// `add`. A block adds 32 columns: each of its
-// 32 rows of threads adds every 32nd row of partial, and then the 32 results are added in order.
+// dweight (h) = the sum of the rows of partial (blocks, h), and what it was if `add`. A block adds
+// 32 columns: each of its 32 rows of threads adds every 32nd row of partial, and then the 32
+// results are added in order.
 __device__ inline float column_sum(const float* partial, int blocks, int64_t h, int64_t column) {
     __shared__ float sums[32][33];
     float sum = 0;

@@ -228,8 +228,7 @@ void rmsnorm_forward(Tensor y, Tensor rstd, const Tensor& x, const Tensor& weigh
 }
 
 void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
-                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual,
-                      bool add) {
+                      const Tensor& rstd, const Tensor& weight, const Tensor& dresidual, bool add) {
     const int64_t N = x.rows(), h = x.cols();
     check(dx.numel() == N * h && dy.numel() == N * h, "rmsnorm_backward: dx, dy, x are (N, h)");
     check(rstd.numel() == N && weight.numel() == h && dweight.numel() == h,
