@@ -186,7 +186,6 @@ void dropout_by_mask(Tensor y, const Tensor& mask, const Tensor& x, float p, con
           "dropout_by_mask: x, y, mask and the addend are of one size");
     OpSpan span("dropout_by_mask", 2.0 * double(n),
                 bytes_of(y, x, mask) + (addend ? bytes_of(addend) : 0));
-    if (n == 0) return;
     with_type(x.dtype(), [&]<class T>(T) {
         LAUNCH(apply<T>, unsigned(ceil_div(n, threads)), threads, 0)
         (data<T>(y), data<__nv_fp8_e4m3>(mask), data<T>(x), addend ? data<T>(addend) : nullptr,

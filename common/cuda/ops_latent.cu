@@ -60,7 +60,6 @@ void copy_columns(Tensor to, int64_t to_first, const Tensor& from, int64_t from_
     const OpSpan span = copy_columns_span(to, to_first, from, from_first, count);
     const int64_t element = dtype_bytes(to.dtype());
     check(element == 2 || element == 4, "copy_columns: elements of 2 or 4 bytes");
-    if (all == 0) return;
     const auto launch = [&]<class Unit>(Unit) {
         LAUNCH(copy<Unit>, blocks_for(all), threads, 0)
         (static_cast<Unit*>(to.data()) + to_first, to.cols(),
@@ -75,7 +74,6 @@ void copy_columns(Tensor to, int64_t to_first, const Tensor& from, int64_t from_
 void sum_columns(Tensor to, const Tensor& from, int64_t from_first) {
     const int64_t n = rows_to_one(from, to), count = to.cols(), all = to.numel();
     const OpSpan span = sum_columns_span(to, from, from_first);
-    if (all == 0) return;
     with_type(to.dtype(), [&]<class T>(T) {
         LAUNCH(sum<T>, blocks_for(all), threads, 0)
         (data<T>(to), data<T>(from) + from_first, from.cols(), n, count, all);
@@ -86,7 +84,6 @@ void rotate_pairs(Tensor x, const Tensor& positions, const Tensor& frequencies, 
     const OpSpan span = rotate_pairs_span(x, positions, frequencies);
     const int64_t tokens = x.size(0) * x.size(1), H = x.size(2), D = x.size(3),
                   pairs = frequencies.numel();
-    if (tokens * pairs == 0) return;
     with_type(x.dtype(), [&]<class T>(T) {
         LAUNCH(rotate<T>, blocks_for(tokens * pairs), threads, 0)
         (data<T>(x), positions.as<int32_t>(), frequencies.as<float>(), back ? -1.0f : 1.0f, tokens,

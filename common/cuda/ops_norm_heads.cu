@@ -103,10 +103,6 @@ void norm_heads_backward(Tensor d, Tensor dq_weight, Tensor dk_weight, const Ten
     check_weight_gradients(dq_weight, dk_weight, s);
     OpSpan span("norm_heads_backward", 10.0 * double(s.N * (s.H + s.K) * s.D),
                 2 * bytes_of(d) + bytes_of(qkv, rstd));
-    if (s.N == 0) {
-        if (!add) fill(dq_weight, 0), fill(dk_weight, 0);
-        return;
-    }
     const int blocks =
         int(std::min<int64_t>(ceil_div(s.N * (s.H + s.K), warps), 4 * int64_t(multiprocessors())));
     const Tensor q_sums = Tensor::empty({blocks, s.D}, DType::fp32, Memory::workspace),

@@ -236,10 +236,6 @@ void rmsnorm_backward(Tensor dx, Tensor dweight, const Tensor& dy, const Tensor&
     check(!dresidual || dresidual.numel() == N * h, "rmsnorm_backward: dresidual is (N, h)");
     OpSpan span("rmsnorm_backward", 10.0 * double(N * h),
                 bytes_of(dx, dy, x, rstd, weight, dweight) + (dresidual ? bytes_of(dresidual) : 0));
-    if (N == 0) {
-        if (!add) fill(dweight, 0);
-        return;
-    }
     with_type(x.dtype(), [&]<class T>(T) {
         with_type(dweight.dtype(), [&]<class W>(W) {
             const T* residual = dresidual ? data<T>(dresidual) : nullptr;

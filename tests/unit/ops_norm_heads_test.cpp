@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/ops.h"
+#include "core/ops_gpt.h"
 #include "tests/test_util.h"
 
 namespace ultrascale {
@@ -70,6 +71,35 @@ TEST(OpsNormHeads, EqualsRmsNormOfEachHead) {
             for (int part = 0; part < 2; ++part)
                 EXPECT_EQ(to_double(first[part]), to_double(both[part]));
         }
+}
+
+// A rank without tokens: the gradients of the weights are 0, or stay as they are.
+TEST(OpsNormHeads, WithoutRowsAsRmsNormAndLayerNorm) {
+    const auto rows = [](int64_t columns) {
+        return Tensor::empty({0, columns}, DType::fp32, Memory::activation);
+    };
+    const Tensor w = random_tensor({16}, DType::fp32, 41);
+    for (const bool add : {false, true}) {
+        const auto expect = [&](const auto& backward) {
+            const Tensor a = random_tensor({16}, DType::fp32, 42),
+                         b = random_tensor({16}, DType::fp32, 43);
+            const Doubles zeros(16), want_a = add ? to_double(a) : zeros,
+                                     want_b = add ? to_double(b) : zeros;
+            backward(a, b);
+            EXPECT_EQ(to_double(a), want_a);
+            EXPECT_EQ(to_double(b), want_b);
+        };
+        expect([&](const Tensor& a, const Tensor& b) {
+            ops::norm_heads_backward(rows(64), a, b, rows(64), rows(3), w, w, add);
+        });
+        expect([&](const Tensor& a, const Tensor& b) {
+            ops::layernorm_backward(rows(16), a, b, rows(16), rows(16), rows(2), w, {}, add);
+        });
+        expect([&](const Tensor& a, const Tensor& b) {
+            for (const Tensor& dw : {a, b})
+                ops::rmsnorm_backward(rows(16), dw, rows(16), rows(16), rows(1), w, {}, add);
+        });
+    }
 }
 
 TEST(OpsNormHeads, MistakesAreFound) {
