@@ -1,16 +1,19 @@
-// Results leave through the copy engine as well. A warp rounds its 16 x 256 sums and stores them in
-// shared memory, 64 columns at a time (stmatrix: four 8 x 8 matrices in one instruction); then one
-// thread asks TMA to write the 16 x 64 to C, and the warp goes on to the next 64 columns, and then
-// to the next tile's products.
+// Results leave through the copy engine as well, and later. When a tile's sums are complete, a warp
+// only rounds them, which takes half of their registers, and begins the next tile. At each of that
+// tile's first steps, when its products have been issued, it stores 64 columns in shared memory
+// (stmatrix: four 8 x 8 matrices in one instruction), and one thread asks TMA to write the 16 x 64
+// to C. So the tensor cores do not wait for stores (LaterStore in cuda/product_tiles.cuh).
 //
-//     registers of a warp                   shared memory, swizzled        memory
-//     sums 16 x 256 --- stmatrix, 64 columns --> box 0 -- tma_store ---> C, whole rows of 128 bytes
-//                                                box 1     while the warp fills the other box
+//     tile 1's products       | tile 2's products
+//     sums 16 x 256 -- round --> registers: 4 x (16 x 64)
+//                               step 0: columns   0 .. --> box 0 -- tma_store ---> C, whole rows
+//                               step 1: columns  64 .. --> box 1         of 128 bytes, swizzled
+//                               step 2: columns 128 .. --> box 0, which TMA has read by now
+//                               step 3: columns 192 .. --> box 1
 //
 // In the previous kernels each thread stores 4 bytes at a time, and an instruction only 16
-// neighbouring bytes per row. Now a warp waits only if TMA has not yet read the box that it wants
-// to fill again. TMA skips elements outside C, but requires rows that begin at multiples of 16
-// bytes: if N is not a multiple of 8, sums are stored as in the previous kernels.
+// neighbouring bytes per row. TMA skips elements outside C, but requires rows that begin at
+// multiples of 16 bytes: if N is not a multiple of 8, sums are stored as in the previous kernels.
 //
 // Every other tile of a block goes through K backwards: it begins with the data that its neighbours
 // read last, which L2 still has.
@@ -91,6 +94,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                                   threadIdx.x % 128);  // one thread per block
             to_free.advance();
         };
+        LaterStore<tile_columns / 8> later;
         for (int index = first; index < down * across; index += clusters) {
             const Tile tile = tile_at(index, down, across, tiles_below);
             float sum[tile_columns / 8][4];
@@ -103,20 +107,22 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                     wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16),
                           k_major(stage.b, k16), step + k16 > 0);
                 wgmma_commit();
+                later.at_step(step, &C_map, shared.box[warp]);
                 wgmma_wait<under_way>(sum);
                 if (step >= under_way) free_stage();
             }
             wgmma_wait<0>(sum);
+            later.finish(steps, &C_map, shared.box[warp]);
             for (int step = steps < under_way ? steps : under_way; step > 0; --step)
                 free_stage();  // the producers continue
             const int row0 = (tile.row * cluster + rank) * tile_rows + warpgroup * 64,
                       column0 = tile.column * tile_columns;
             if (N % 8 == 0)
-                store_through_boxes(&C_map, row0 + warp % 4 * box_rows, column0, shared.box[warp],
-                                    sum);
+                later.keep(sum, row0 + warp % 4 * box_rows, column0);
             else
                 store_sums(C, M, N, row0, column0, sum);
         }
+        later.finish(0, &C_map, shared.box[warp]);
         if (threadIdx.x % 32 == 0)
             tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }

@@ -78,8 +78,7 @@ __device__ void round_part(uint32_t (&rounded)[packs][4], const float (&sum)[til
         as_a(rounded[j], sum[2 * (part * packs + j)], sum[2 * (part * packs + j) + 1]);
 }
 
-// Stores a warp's 16 x (8 tiles) sums at once, through its boxes in turn
-// (07_kernels/6_hopper/6_product_async_store.cu).
+// Stores a warp's 16 x (8 tiles) sums at once, through its boxes in turn.
 template <int boxes, int tiles>
 __device__ void store_through_boxes(const CUtensorMap* C, int row, int column,
                                     Element (&box)[boxes][box_rows * box_columns],
@@ -129,9 +128,9 @@ __device__ void store_through_boxes(const CUtensorMap* C, bool add, int group, i
 }
 
 // Stores a warp's sums, as bf16, while the next tile is multiplied, so that the tensor cores need
-// not wait until the copy engine has read them. Rounded, the sums need half of their registers, and
-// the next sums fit beside them: at each of the next tile's first steps, when its product has been
-// issued, 64 columns leave.
+// not wait until the copy engine has read them (07_kernels/6_hopper/6_product_async_store.cu).
+// Rounded, the sums need half of their registers, and the next sums fit beside them: at each of the
+// next tile's first steps, when its product has been issued, 64 columns leave.
 template <int tiles>
 class LaterStore {
 public:
