@@ -9,7 +9,7 @@ template <int D>
 struct ForwardShape {
     static constexpr int consumers = D == 64 ? 3 : 2;  // warpgroups of 64 queries
     static constexpr int queries = 64 * consumers, keys = 128;
-    static constexpr int slots = D == 64 ? 8 : 4;  // K or V tiles in flight: 16 or 32 KiB each
+    static constexpr int slots = D == 64 ? 8 : 5;  // K or V tiles in flight: 16 or 32 KiB each
     static constexpr int threads = 128 * (consumers + 1);
     // Registers per thread after their redistribution; a multiprocessor has 65,536 in all.
     static constexpr int consumer_registers = consumers == 3 ? 160 : 232,
