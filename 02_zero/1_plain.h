@@ -14,21 +14,17 @@
 //
 // A training calls the class below in this order (train_step in main.cpp):
 //
-//     start                               once: weights and gradients get memory, AdamW its part
-//     begin_step
-//     for each of the step's micro-batches:
-//         begin_micro_batch
+//     start                       once: weights and gradients get memory, AdamW its part
+//     begin_step                  the first contribution to a gradient will overwrite it
+//         begin_micro_batch       for each of the step's micro-batches
 //         (the model's forward and backward add to gradients_)
-//         end_micro_batch                 after the last one: the reduce-scatter
-//     sum_squares                         for the gradient's norm, by which it is clipped
-//     update                              AdamW on this rank's part, and the all-gather
+//         end_micro_batch         after the last one: the reduce-scatter
+//     sum_squares                 for the gradient's norm, by which it is clipped
+//     update                      AdamW on this rank's part, and the all-gather
 //
 // Three things are missing, and the files after this one add them. Nothing computes while the ranks
 // communicate; the gradients are whole on every rank; so are the weights.
 #pragma once
-
-#include <memory>
-#include <vector>
 
 #include "comm/comm.h"
 #include "core/trace.h"
@@ -42,12 +38,13 @@ struct Place {
     int64_t at;  // where it begins among all numbers
 };
 
-class PlainZero1 : public Updater {
+// What changes when AdamW no longer updates all weights on each rank (train/updater.h).
+class PlainZero1 : public PlainUpdater {
 public:
     // All `ranks` have the same model, and each trains on samples of its own. The arguments must
     // live as long as this object.
     PlainZero1(ParameterList& parameters, const Communicator& ranks, const Options& options)
-        : parameters_(parameters), ranks_(ranks), options_(options) {
+        : PlainUpdater(parameters, options), ranks_(ranks) {
         // A part is 1/n of the model's numbers, rounded up to a multiple of 8, so that it begins at
         // a multiple of 16 bytes. The parameters lie one after the other; the end is padding.
         const int64_t n = ranks.size(), grain = 8;
@@ -59,32 +56,26 @@ public:
     }
 
     TrainingState start() override {
-        // Each parameter's value and grad become views of these two.
-        const int64_t all = ranks_.size() * part_;
+        const int64_t all = ranks_.size() * part_, begin = ranks_.rank() * part_;
         weights_ = Tensor::zeros({all}, options_.dtype, Memory::parameter);
         gradients_ = Tensor::zeros({all}, options_.grad_dtype(), Memory::gradient);
         for (const auto& [parameter, at] : places_) {
+            // Each parameter's value and grad become views of these two.
             bind_to_flat({parameter}, weights_.slice(at, all), &Parameter::value);
             bind_to_flat({parameter}, gradients_.slice(at, all), &Parameter::grad);
-        }
-        load_or_initialize(options_, parameters_);  // first values: a checkpoint's, or random ones
-
-        // What of each parameter lies in this rank's part is all of it, a piece that may begin in
-        // the middle of a row, or nothing. AdamW looks at each number alone, so it does not care.
-        const int64_t begin = ranks_.rank() * part_, end = begin + part_;
-        for (const auto& [parameter, at] : places_) {
+            // What of it lies in this rank's part is all of it, a piece that may begin in the
+            // middle of a row, or nothing. AdamW looks at each number alone, so it does not care.
             const int64_t first = std::max(at, begin),
-                          last = std::min(at + parameter->local_numel(), end);
+                          last = std::min(at + parameter->local_numel(), begin + part_);
             if (first < last)  // a piece, and where it begins in the parameter
                 mine_.push_back({parameter, first - at, weights_.slice(first, last),
                                  gradients_.slice(first, last)});
         }
+        load_or_initialize(options_, parameters_);  // first values: a checkpoint's, or random ones
         optimizer_ = make_optimizer(mine_, options_.optimizer);
         return resume_or_start(options_, {&*optimizer_, 1}, parameters_);
     }
 
-    // From here on the first contribution to a gradient overwrites it, and the next ones are added.
-    void begin_step(int64_t micro_batches) override { parameters_.begin_gradients(micro_batches); }
     void begin_micro_batch(int64_t, bool last) override { last_ = last; }
     // exercise 02.6 begin: the sums; the norm of all parts; AdamW on this rank's part; all weights
     void end_micro_batch() override {
@@ -104,30 +95,25 @@ public:
     }
     // exercise 02.6 end
 
-    // What this rank holds, for --verify and for checkpoints.
+    // The sums that this rank holds, for --verify.
     std::vector<TensorPart> gradients() override {
-        std::vector<TensorPart> sums;  // the other parts are this rank's own
+        std::vector<TensorPart> sums;
         for (const AdamW::Item& item : mine_)
             sums.emplace_back(*item.parameter, item.grad, item.begin);
         return sums;
     }
-    std::vector<TensorPart> values() override { return parameters_.parts(&Parameter::value); }
-    std::vector<TensorPart> states() override { return states_of({&*optimizer_, 1}, parameters_); }
 
 protected:
     Tensor part(const Tensor& all) const {  // this rank's
         return all.slice(ranks_.rank() * part_, (ranks_.rank() + 1) * part_);
     }
 
-    ParameterList& parameters_;
     const Communicator& ranks_;
-    const Options& options_;
     int64_t part_;                // numbers in a rank's part
     std::vector<Place> places_;   // of the parameters
     Tensor weights_, gradients_;  // (n part)
     std::vector<AdamW::Item> mine_;
-    std::unique_ptr<AdamW> optimizer_;  // of this rank's part
-    bool last_ = true;                  // whether it is the step's last micro-batch
+    bool last_ = true;  // whether it is the step's last micro-batch
 };
 
 }  // namespace ultrascale::zero

@@ -15,49 +15,13 @@
 //
 // Keys in brackets are of later tokens, which the causal mask hides: the rank only passes them on.
 //
-// FORWARD. Query i gives key j the score s_ij = q_i k_j / sqrt(D) and the weight exp(s_ij) / z_i,
-// where z_i adds up exp(s_ij) over *all* keys. Attention over a block of keys alone gives an output
-// o_block with a sum of its own, z_block, and returns lse_block = log z_block beside it. The
-// softmax over two blocks is
+// Query i gives key j the score s_ij = q_i k_j / sqrt(D) and the weight exp(s_ij) / z_i, where z_i
+// adds up exp(s_ij) over *all* keys. Attention over a block of keys alone gives an output o_block
+// with a sum of its own, z_block. The softmax over two blocks is
 //
 //     o <- (z o + z_block o_block) / (z + z_block),        z <- z + z_block
 //
 // ops::attention_merge does that with lse = log z instead of z, because exp(90) exceeds fp32.
-//
-// BACKWARD. Each rank has, for its own queries, the gradient do_i of the output, lse_i, and the
-// scalar product delta_i = do_i o_i. These three belong to the softmax over *all* keys. So p_ij
-// below is the final weight, and what a block of keys gives is simply added up:
-//
-//     p_ij = exp(s_ij - lse_i)         ds_ij = p_ij (do_i v_j - delta_i) / sqrt(D)
-//     dq_i = sum over j of ds_ij k_j   dk_j  = sum over i of ds_ij q_i
-//                                      dv_j  = sum over i of p_ij do_i
-//
-// A pair (i, j) is on one rank at the hop in which that rank holds these keys, so keys and values
-// go round once more. What the pair adds to dq_i stays with the query. But dk_j and dv_j are sums
-// over the queries of several ranks: they travel too, behind their keys, and each rank adds its
-// part. Follow k1 and dk1:
-//
-//     at hop 0   rank 1 holds k1     dk1 =  part of q1            k1 and dk1 go to rank 2
-//     at hop 1   rank 2              dk1 += part of q2            k1 and dk1 go to rank 3
-//     at hop 2   rank 3              dk1 += part of q3            k1 and dk1 go to rank 0
-//     at hop 3   rank 0              q0 sees nothing of k1        only dk1 goes on, to rank 1: home
-//
-// So a key is sent n-1 times and its gradient n times. What a rank does at each hop, in this order:
-//
-//     1 begin    to send the keys that it holds to the next rank; the previous one's are to come
-//     2 compute  what its queries give with these keys: it is added to dq, and is a part of dk, dv
-//     3 wait     for the sums of these keys' gradients, which step 5 of the hop before has begun
-//     4 add      the part to them
-//     5 begin    to send these sums after their keys; those of the keys that come are to follow
-//     6 wait     for the keys of step 1
-//
-// Keys travel while step 2 computes, sums while step 2 of the next hop computes. So both arrive
-// without a wait if that takes longer. At hop 0 the sums are zeros, and step 3 waits for nothing.
-// At the last hop steps 1 and 6 are left out, and step 5 brings the sums home.
-//
-// With kv, the bytes of a rank's keys and values, and dkv, those of their gradients, a layer sends
-// (n-1) kv in forward, and (n-1) kv + n dkv in backward. The sums are fp32, or each hop would round
-// them: in 16 bits dkv = 2 kv.
 #pragma once
 
 #include <cmath>
@@ -79,8 +43,8 @@ inline Tensor rounded(const Tensor& x, DType dtype) {
 
 // The model calls it in each layer, in place of attention on one device. A rank has T tokens of
 // each of B sequences, H query and K key heads of D numbers. q and o are (B, T, H, D), k and v
-// (B, T, K, D), lse and delta (B, H, T). `saved` keeps what backward needs: it is the activation
-// memory. A Tensor shares its memory with its copies, and the last one to go frees it.
+// (B, T, K, D), lse (B, H, T). `saved` keeps what backward needs: it is the activation memory. A
+// Tensor shares its memory with its copies, and the last one to go frees it.
 class PlainRing : public AttentionCore {
 public:
     // `stream` is a queue of work beside the one that computes. A call on it returns a Work at
@@ -116,52 +80,17 @@ public:
         return output;
     }
 
-    // Returns the gradients of q, k and v, given dout, that of forward's output.
-    Gradients backward(const Tensor& dout, Saved& saved, Context&) override {
-        const Tensor q = saved.take("q"), lse = saved.take("lse"), delta = activation_like(lse);
-        ops::attention_delta(delta, dout, saved.take("o"));
-        KeysValues held{saved.take("k"), saved.take("v")};
-        const Tensor dq = Tensor::zeros(q.shape(), DType::fp32, Memory::activation);
-        // The gradients of the keys and values that are held: what this rank adds to them (it is
-        // overwritten at each hop), and what all ranks have added so far (it travels).
-        const KeysValues part = gradients_like(held);
-        KeysValues sums = gradients_like(held);
-        ops::fill(sums.k, 0), ops::fill(sums.v, 0);
-        // exercise 04.6 begin: keys go round again; the sums of their gradients follow, and go home
-        Work sums_under_way;
-        for (int hop = 0; hop < n_; ++hop) {
-            KeysValues next;
-            Work under_way;
-            if (hop + 1 < n_) next = pass_on(held, under_way);
-            if (sees(hop))  // its last argument, too, is an input: dq so far, to be added to
-                ops::attention_backward(dq, part.k, part.v, dout, q, held.k, held.v, lse, delta,
-                                        mask(hop, q), {.dq = dq});
-            sums_under_way.wait();  // now the sums of the ranks before are here
-            if (sees(hop)) ops::add(sums.k, part.k), ops::add(sums.v, part.v);
-            // At the last hop they are complete, and go to their owner, who keeps them.
-            sums = pass_on(sums, sums_under_way,
-                           hop + 1 < n_ ? Memory::communication : Memory::activation);
-            under_way.wait();
-            held = next;
-        }
-        sums_under_way.wait();  // home
-        // exercise 04.6 end
-        return {rounded(dq, q.dtype()), rounded(sums.k, q.dtype()), rounded(sums.v, q.dtype())};
-    }
+    // From dout, the output's gradient, to those of q, k and v (1_ring_backward.h).
+    Gradients backward(const Tensor& dout, Saved& saved, Context&) override;
 
 private:
     struct KeysValues {  // of one rank's tokens; or the gradients of both
         Tensor k, v;
     };
-    static KeysValues gradients_like(const KeysValues& x) {
-        return {activation(x.k.shape(), DType::fp32), activation(x.v.shape(), DType::fp32)};
-    }
-
     // Begins to send this to the next rank and to receive as much from the previous one. Returns
     // where that will be after under_way.wait(); until then under_way also keeps what is sent. All
     // four messages are one call (MPI_Isend and MPI_Irecv, or a group of ncclSend and ncclRecv):
-    // if every rank first sent and then received, each could wait for its neighbour forever. The
-    // report counts the received bytes under `category`.
+    // if every rank first sent and then received, each could wait for its neighbour forever.
     KeysValues pass_on(const KeysValues& held, Work& under_way,
                        Memory category = Memory::communication) const {
         const KeysValues next{Tensor::empty(held.k.shape(), held.k.dtype(), category),

@@ -10,7 +10,7 @@
 // which put it together again before attention (8_ulysses.h).
 #pragma once
 
-#include "1_ring.h"
+#include "1_ring_backward.h"
 #include "6_general_ring.h"
 #include "7_all_gather.h"
 #include "8_ulysses.h"

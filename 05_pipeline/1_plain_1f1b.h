@@ -14,9 +14,8 @@
 //              -- time -->
 //
 // Rank r of p begins with p-1-r forwards, the warm-up: as many as there are ranks below it, which
-// they keep busy. Then it does a forward and a backward in turn, and at the end the p-1-r
-// backwards that are left. So of its m micro-batches it holds the activations of at most
-// min(p-r, m).
+// they keep busy. Then it does a forward and a backward in turn, and at the end the p-1-r backwards
+// that are left. So it holds the activations of at most min(p-r, m) of its m micro-batches.
 //
 // A call returns when its message has been handed over: over MPI it is MPI_Isend and a wait, on
 // GPUs ncclSend. So two ranks that send to each other at the same time would both wait for the
@@ -25,11 +24,11 @@
 //     rank 0   F3   sends y3, wants dy0        both in one call, which sends and receives: the two
 //     rank 1   D0   sends dx0, wants x3        messages (dx0 is dy0, y3 is x3) pass each other
 //
-// The price: every border between two ranks is crossed by m activations and m gradients, of b s h
-// numbers each (sequences, tokens, hidden size), and nobody computes while it waits for them. The
-// later files write the same order down as data (2_schedules/one_f_one_b.h), so that one executor
-// can run any order, and send while it computes (4_executor).
-// Narayanan et al., "PipeDream", 2019 (arXiv 1806.03377); "PipeDream-Flush", 2021 (2006.09503).
+// Every border between two ranks is crossed by m activations and m gradients, of b s h numbers each
+// (sequences, tokens, hidden size), and nobody computes while it waits for them. The later files
+// write the same order down as data (2_schedules/one_f_one_b.h), so that one executor can run any
+// order, and send while it computes (4_executor). Narayanan et al., "PipeDream", 2019 (arXiv
+// 1806.03377); "PipeDream-Flush", 2021 (2006.09503).
 #pragma once
 
 #include <algorithm>
@@ -43,16 +42,10 @@ namespace ultrascale::pipeline {
 
 class Plain1F1B {
 public:
-    // `stage` is this rank's, a Llama that has only some of the layers. `pp` are the ranks of the
-    // pipeline. A message has this shape, (b, s, h), and dtype. `stage` and `pp` must live as long
-    // as this object.
+    // `stage` is this rank's, a Llama with some of the layers. A message has this shape, (b, s, h),
+    // and dtype. `stage` and `pp`, the pipeline's ranks, must live as long as this object.
     Plain1F1B(Llama& stage, const Communicator& pp, Shape shape, DType dtype)
-        : stage_(stage),
-          pp_(pp),
-          above_(pp.rank() - 1),
-          below_(pp.rank() + 1),
-          shape_(std::move(shape)),
-          dtype_(dtype) {}
+        : stage_(stage), pp_(pp), shape_(std::move(shape)), dtype_(dtype) {}
 
     // Runs forward and backward of a step's micro-batches. Gradients and step.loss then hold what
     // this rank's stage contributes. `hooks` look on, or do what another technique adds.
@@ -86,18 +79,14 @@ public:
     }
 
 private:
-    struct InFlight {
-        Context context;
-        Saved saved;  // the activations: what backward needs
-    };
     Tensor forward(Context context, Tensor x) {
-        InFlight& newest = in_flight_.emplace_back(std::move(context));
-        return stage_.forward(std::move(x), newest.saved, newest.context);
+        auto& [its_context, saved] = in_flight_.emplace_back(std::move(context), Saved());
+        return stage_.forward(std::move(x), saved, its_context);
     }
     // Runs the backward of the micro-batch that has waited longest, which frees its activations.
     Tensor backward(Tensor dy) {
-        InFlight& oldest = in_flight_.front();
-        Tensor dx = stage_.backward(std::move(dy), oldest.saved, oldest.context);
+        auto& [context, saved] = in_flight_.front();
+        Tensor dx = stage_.backward(std::move(dy), saved, context);
         in_flight_.pop_front();
         return dx;
     }
@@ -122,10 +111,10 @@ private:
 
     Llama& stage_;
     const Communicator& pp_;
-    int above_, below_;
-    Shape shape_;
-    DType dtype_;
-    std::deque<InFlight> in_flight_;
+    const int above_ = pp_.rank() - 1, below_ = pp_.rank() + 1;
+    const Shape shape_;
+    const DType dtype_;
+    std::deque<std::pair<Context, Saved>> in_flight_;  // Saved: what backward needs, activations
 };
 
 }  // namespace ultrascale::pipeline
