@@ -145,7 +145,7 @@ private:
     // buckets of so many bytes, ZeRO's are the layers. ZeRO-2 sums after each micro-batch; ZeRO-3
     // also gathers for each, in both passes.
     double add_data(StepCost& step, const Plan& plan, const UnitCost& pass) {
-        const MemoryModel::Elements e = memory_.elements(plan, 0);
+        const RankParameters e = memory_.elements(plan, 0);
         // The ranks that share a set of shards, and those that hold the same shard.
         const Spread shared = hw_.nodes.spread(plan.sharing(), plan.stride(PlanAxis::dp)),
                      copies = hw_.nodes.spread(plan.replicas(),

@@ -22,6 +22,7 @@
 #include "05_pipeline/lab/predict.h"
 #include "06_expert_parallel/lab/predict.h"
 #include "plan.h"
+#include "rank_parameters.h"
 
 namespace ultrascale::five_d {
 
@@ -48,7 +49,7 @@ public:
         int pp_rank = 0;
     };
     RankMemory of(const Plan& plan, int pp_rank) {
-        const Elements e = elements(plan, pp_rank);
+        const RankParameters e = elements(plan, pp_rank);
         const Buffers buffers = buffers_of(plan, e);
         RankMemory held{states(plan, e), 0, pp_rank};
         const int64_t persists = held.memory.total();
@@ -86,43 +87,8 @@ public:
         return found;
     }
 
-    // The numbers of parameters that a rank has of these stages: of experts, and of all else.
-    struct Elements {
-        double others = 0, experts = 0, largest_layer = 0, head = 0, embedding = 0;
-        double whole = 0;  // those of `others` that each rank of tp has whole
-        double all() const { return others + experts; }
-    };
-    Elements elements(const Plan& plan, int pp_rank) {
-        const LlamaConfig& c = shape_.config;
-        const HeadSplit heads = split_heads(c, plan.tp, 0);
-        const double h = double(c.hidden), D = double(c.head_dim),
-                     vocabulary = double(vocabulary_shard(c.vocab, plan.tp, 0).size()) * h;
-        const double attention = 2 * h * double(heads.q_rows.size() + heads.kv_rows.size()) +
-                                 2 * h + (c.head_norms ? 2 * D : 0);
-        Elements e;
-        for (int chunk = 0; chunk < plan.chunks; ++chunk) {
-            const Stage& stage = stages(plan)[size_t(chunk * plan.pp + pp_rank)];
-            for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer) {
-                double others = attention, experts = 0;
-                e.whole += 2 * h;
-                if (c.has_experts(layer)) {
-                    const double one = 3 * h * double(c.experts.ffn), E = double(c.experts.count);
-                    const double routing = E * h + double(c.experts.shared) * one;
-                    others += routing, e.whole += routing;
-                    experts = E / double(plan.ep) * one;
-                } else {
-                    others += 3 * h * double(c.ffn / plan.tp);
-                }
-                e.others += others, e.experts += experts;
-                e.largest_layer = std::max(e.largest_layer, others + experts);
-            }
-            if (stage.embedding) e.embedding = vocabulary;
-            if (stage.head) e.whole += h;
-            // A tied head on the embedding's rank shares its weight.
-            if (stage.head) e.head = h + (c.tied && e.embedding > 0 ? 0 : vocabulary);
-        }
-        e.others += e.embedding + e.head;
-        return e;
+    RankParameters elements(const Plan& plan, int pp_rank) {
+        return rank_parameters(shape_.config, plan, stages(plan), pp_rank);
     }
 
 private:
@@ -142,7 +108,7 @@ private:
         return steps_.emplace(key, OfStep{std::move(schedule), std::move(messages)}).first->second;
     }
 
-    MemoryEstimate states(const Plan& plan, const Elements& e) const {
+    MemoryEstimate states(const Plan& plan, const RankParameters& e) const {
         const double value = double(dtype_bytes(shape_.model.dtype)),
                      grad = double(dtype_bytes(shape_.grad_dtype)),
                      states = double(optimizer_bytes(shape_.model.dtype)),
@@ -166,7 +132,7 @@ private:
     // Returns ZeRO's buffers, and in layers attention's own, too. Stage 3 has a pass's weights and
     // the next one's, or, with --keep-gathered on, all of them in the end. From the second
     // micro-batch on it also holds a shard of the gradients, which is to be added.
-    Buffers buffers_of(const Plan& plan, const Elements& e) {
+    Buffers buffers_of(const Plan& plan, const RankParameters& e) {
         Buffers b;
         if (plan.zero >= 2) {
             const double weight = plan.zero == 3 ? double(dtype_bytes(shape_.model.dtype)) : 0,
@@ -263,7 +229,7 @@ private:
         return double(sizes.sequences * sizes.region_tokens * dtype_bytes(shape_.model.dtype));
     }
     // The bytes of the gradients that an eager backward leaves.
-    double gradients_of_backward(const Elements& e) const {
+    double gradients_of_backward(const RankParameters& e) const {
         return e.all() * double(dtype_bytes(shape_.model.dtype));
     }
     // The five figures of a stage and its message, as chapters 03 to 06 compute them.
