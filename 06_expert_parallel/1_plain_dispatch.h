@@ -1,9 +1,10 @@
-// The layer of an expert parallelism with nothing else: what happens to rows around their trips
-// (1_row_trips.h), in forward and in backward.
+// The layer around the trips of 1_row_trips.h, with the numbers that its picture gives the steps. A
+// router chooses, rows travel there, experts compute (step 5), rows travel back, and each token
+// adds up what has come (step 7).
 //
-// The sum in step 7 is weighted: y = sum over j of weight_j expert_j(x). The weights travel beside
-// the rows, and the expert applies them (5_experts.h). Then the weight's gradient is computed where
-// the expert is, and what comes back need not be kept for it.
+// This sum is weighted: y = sum over j of weight_j expert_j(x). The weights travel beside the rows,
+// and the expert applies them (5_experts.h). Then the weight's gradient is computed where the
+// expert is, and what comes back need not be kept for it.
 //
 // BACKWARD. A token's gradient dy goes the way of its row: the gradient of a sum is a copy for each
 // term, and that of copies is their sum. So steps 1, 3 and 4 bring dy to the experts, and 6 and 7
@@ -21,16 +22,15 @@
 
 namespace ultrascale::expert_parallel {
 
-class PlainDispatch : public FeedForward, protected RowTrips {
+class PlainDispatch : public FeedForward {
 public:
-    // `ep` are the ranks that share `experts` experts, `experts_here` this rank's. `observer` only
-    // looks on, and may be empty.
+    // `experts_here` are this rank's. Keeps a reference to `observer`, which only looks on, and may
+    // be empty.
     PlainDispatch(std::unique_ptr<Router> router, GroupedSwiGLU experts_here,
-                  const Communicator& ep, int64_t experts, const SeeDispatch& observer,
-                  int64_t layer)
-        : RowTrips(ep, experts),
-          router_(std::move(router)),
+                  std::unique_ptr<RowTrips> trips, const SeeDispatch& observer, int64_t layer)
+        : router_(std::move(router)),
           experts_(std::move(experts_here)),
+          trips_(std::move(trips)),
           observer_(observer),
           layer_(layer) {}
 
@@ -41,14 +41,15 @@ public:
         const Tensor tokens = x.view({x.rows(), x.cols()});
         // `routed` has the k experts of each token and their weights, both (T, k).
         const Routed routed = router_->forward(tokens, saved["router"], context);
-        const Trip trip = plan(routed.experts);  // the order of step 1, and step 2
+        const Trip trip = trips_->plan(routed.experts);  // the order of step 1, and step 2
         if (observer_) observer_(dispatched(trip, routed.experts, saved.enabled()), context);
         ExpertRows rows{.counts = trip.by_expert->counts()};
         // 1, 3, 4; the weights travel as rows of one number, which column() makes of them
-        rows.rows = there(copies(tokens, trip.row_map), trip);
-        rows.weights = there(copies(column(routed.weights), column(trip.row_map)), trip);
+        rows.rows = trips_->there(copies(tokens, trip.row_map), trip);
+        rows.weights = trips_->there(copies(column(routed.weights), column(trip.row_map)), trip);
         // 5, 6
-        const Tensor results = back(experts_.forward(std::move(rows), saved["experts"]), trip);
+        const Tensor results =
+            trips_->back(experts_.forward(std::move(rows), saved["experts"]), trip);
         const Tensor y = activation_like(tokens);
         // 7: y(t) = residual(t) + the sum over j of results(row_map(t, j))
         ops::sum_rows(y, results, trip.row_map, residual ? residual.view(y.shape()) : Tensor());
@@ -61,10 +62,10 @@ public:
     Tensor backward(const Tensor& dy, Saved& saved, Context& context,
                     WeightGradient when) override {
         const auto trip = saved.take_object<Trip>();
-        Tensor drows = there(copies(dy.view({dy.rows(), dy.cols()}), trip.row_map), trip);
+        Tensor drows = trips_->there(copies(dy.view({dy.rows(), dy.cols()}), trip.row_map), trip);
         ExpertRows gradients = experts_.backward(std::move(drows), saved["experts"], context, when);
-        Tensor dweights_back = back(std::move(gradients.weights), trip),
-               drows_back = back(std::move(gradients.rows), trip);
+        Tensor dweights_back = trips_->back(std::move(gradients.weights), trip),
+               drows_back = trips_->back(std::move(gradients.rows), trip);
         if (when == WeightGradient::now)  // those of the last product, down, are there already
             experts_.backward_weight_of_gate_up(saved["experts"], context);
         const Tensor dweights = activation(trip.row_map.shape(), DType::fp32);
@@ -83,12 +84,13 @@ public:
 private:
     Dispatched dispatched(const Trip& trip, const Tensor& experts, bool backward_follows) const {
         Dispatched d{layer_, backward_follows, experts, {}, trip.sizes.received(), {}};
-        d.exchanges.push_back({&ep_, trip.sizes});
+        d.exchanges.push_back({&trips_->ep(), trip.sizes});
         return d;
     }
 
     std::unique_ptr<Router> router_;
     GroupedSwiGLU experts_;  // this rank's
+    std::unique_ptr<RowTrips> trips_;
     const SeeDispatch& observer_;
     int64_t layer_;
 };

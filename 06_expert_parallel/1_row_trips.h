@@ -31,22 +31,30 @@
 
 namespace ultrascale::expert_parallel {
 
-// Moves rows to the ranks of their experts and back: steps 1 to 4, and 6.
+// How the rows of a micro-batch travel there and back; backward uses it again.
+struct Trip {
+    Tensor row_map;    // (T, k): the row of token t's choice j, after step 1, is row_map(t, j)
+    SplitSizes sizes;  // `to`, `from`: how many rows go to each rank, and come from each
+    std::shared_ptr<const RowsByExpert> by_expert;  // the order of step 4
+};
+
+// Step 1: x (T, h) -> (T k, h), a copy of each token's row for each of its choices, by expert.
+inline Tensor copies(const Tensor& x, const Tensor& row_map) {
+    const Tensor rows = activation({row_map.numel(), x.cols()}, x.dtype());
+    ops::scatter_rows(rows, x, row_map);
+    return rows;
+}
+
+// Steps 1 to 4, and 6. `there` and `back` are virtual for a test that makes mistakes in them
+// (tests/ranks/plain_dispatch_break_test.cpp).
 class RowTrips {
 public:
     // `ep` are the ranks that share `experts` experts.
     RowTrips(const Communicator& ep, int64_t experts) : ep_(ep), count_(experts) {}
     virtual ~RowTrips() = default;
+    const Communicator& ep() const { return ep_; }
 
-protected:
-    // How the rows of a micro-batch travel there and back; backward uses it again.
-    struct Trip {
-        Tensor row_map;    // (T, k): the row of token t's choice j, after step 1, is row_map(t, j)
-        SplitSizes sizes;  // `to`, `from`: how many rows go to each rank, and come from each
-        std::shared_ptr<const RowsByExpert> by_expert;  // the order of step 4
-    };
-
-    // Steps 1 and 2: sorts the choices by expert, trades counts, and waits for them.
+    // Steps 1 and 2: sorts the choices (T, k) by expert, trades counts, and waits for them.
     Trip plan(const Tensor& chosen) const {
         const int64_t n = ep_.size(), here = count_ / n;  // experts of a rank
         const Tensor to = Tensor::empty({count_}, DType::int32, Memory::workspace),
@@ -62,20 +70,14 @@ protected:
         // exercise 06.5 end
         return trip;
     }
-    // Step 1: a copy of each token's row for each of its choices, sorted by expert.
-    static Tensor copies(const Tensor& x, const Tensor& row_map) {
-        const Tensor rows = activation({row_map.numel(), x.cols()}, x.dtype());
-        ops::scatter_rows(rows, x, row_map);
-        return rows;
-    }
-    // Steps 3 and 4: rows that are sorted by expert travel, and are put in order by expert again,
-    // as they came sorted from each rank.
+    // Steps 3 and 4: (T k, h) -> (R, h). Rows that are sorted by expert travel, and the R rows that
+    // come are put in order by expert again, as they came sorted from each rank.
     virtual Tensor there(Tensor rows, const Trip& trip) const {
         Tensor in = activation({trip.sizes.received(), rows.cols()}, rows.dtype());
         exchange_rows(ep_, in, std::exchange(rows, {}), trip.sizes.to, trip.sizes.from).wait();
         return trip.by_expert->in_order(std::exchange(in, {}));
     }
-    // Step 6: the same way back, to the order after step 1.
+    // Step 6: (R, h) -> (T k, h). The same way back, to the order after step 1.
     virtual Tensor back(Tensor rows, const Trip& trip) const {
         Tensor out = trip.by_expert->as_they_came(std::exchange(rows, {}));
         const Tensor home = activation({trip.sizes.sent(), out.cols()}, out.dtype());
@@ -83,6 +85,7 @@ protected:
         return home;
     }
 
+private:
     const Communicator& ep_;
     int64_t count_;  // of all experts
 };
