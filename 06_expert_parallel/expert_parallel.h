@@ -129,7 +129,8 @@ private:
         const bool plain = options_.dispatch == Dispatch::plain && ep_.size() > 1;
         check(!plain || e.shared == 0, "the plain dispatch has no shared experts");
         if (plain)
-            return std::make_unique<PlainDispatch>(std::move(router), std::move(here), ep_, e.count,
+            return std::make_unique<PlainDispatch>(std::move(router), std::move(here),
+                                                   std::make_unique<RowTrips>(ep_, e.count),
                                                    see_dispatch, layer.layer);
         std::unique_ptr<SwiGLU> shared;
         if (e.shared > 0) {

@@ -1,6 +1,6 @@
 // Chapter 06: experts. Each layer's feed-forward is replaced by many small ones, of which a router
 // picks a few for each token (3_router.h). The ranks of a group share them, and tokens travel to
-// their experts and back (1_plain_dispatch.h).
+// their experts and back (1_row_trips.h).
 #include "10_overlap_batches.h"
 #include "lab/choices.h"
 #include "lab/compare.h"

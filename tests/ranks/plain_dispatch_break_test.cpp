@@ -57,37 +57,32 @@ enum class Break {
     forget_idle,  // an expert without rows reports no contribution
 };
 
-class Broken : public PlainDispatch {
+class BrokenTrips : public RowTrips {
 public:
-    Broken(Break wrong, std::unique_ptr<Router> router, GroupedSwiGLU experts_here,
-           const Communicator& ep, ExpertParallel& experts, int64_t layer)
-        : PlainDispatch(std::move(router), std::move(experts_here), ep, 4, experts.see_dispatch,
-                        layer),
-          wrong_(wrong),
-          rank_(ep.rank()) {}
+    BrokenTrips(Break wrong, const Communicator& ep) : RowTrips(ep, 4), wrong_(wrong) {}
 
-private:
     Tensor there(Tensor rows, const Trip& trip) const override {
         const bool weights = rows.cols() == 1;
-        const Tensor in = PlainDispatch::there(std::move(rows), trip);
+        const Tensor in = RowTrips::there(std::move(rows), trip);
         if (wrong_ == Break::weights_of_one && weights) ops::fill(in, 1);
         return wrong_ == Break::not_by_expert ? trip.by_expert->as_they_came(in) : in;
     }
     Tensor back(Tensor rows, const Trip& trip) const override {
         const bool weights = rows.cols() == 1;
         if (wrong_ == Break::not_as_they_came) rows = trip.by_expert->in_order(rows);
-        const Tensor home = PlainDispatch::back(std::move(rows), trip);
+        const Tensor home = RowTrips::back(std::move(rows), trip);
         if (wrong_ == Break::no_weights_return && weights) ops::fill(home, 0);
         int64_t row = 0;
         for (int r = 0; r < 2; ++r) {
             const int64_t end = row + trip.sizes.to[size_t(r)];
-            if (wrong_ == Break::only_there && r != rank_) ops::fill(home.slice(row, end), 0);
+            if (wrong_ == Break::only_there && r != ep().rank()) ops::fill(home.slice(row, end), 0);
             row = end;
         }
         return home;
     }
+
+private:
     Break wrong_;
-    int rank_;
 };
 
 // Flags: verify succeeded; the bytes sent are as predicted; some expert had no row in a step.
@@ -108,16 +103,16 @@ int train(bool bucketed, const Case& of, Break wrong = Break::nothing) {
     const StepShape shape{.config = config, .micro_batch = 1, .seq = T};
     ExpertParallel experts(config, chosen, mesh, A);
     ModuleFactories factories = experts.factories({});
-    set_experts(factories, config, {},
-                [&](ParameterList& list, const ModuleFactories&, const ModulePath& layer) {
-                    const ModulePath block = layer.part(expert_names(config).block);
-                    auto router =
-                        std::make_unique<Router>(list, block, config, chosen, experts.balance());
-                    return std::make_unique<Broken>(
-                        wrong, std::move(router),
-                        experts_of_rank(list, block, config, neighbouring_experts(4, ep)), ep,
-                        experts, layer.layer);
-                });
+    set_experts(
+        factories, config, {},
+        [&](ParameterList& list, const ModuleFactories&, const ModulePath& layer) {
+            const ModulePath block = layer.part(expert_names(config).block);
+            auto router = std::make_unique<Router>(list, block, config, chosen, experts.balance());
+            return std::make_unique<PlainDispatch>(
+                std::move(router),
+                experts_of_rank(list, block, config, neighbouring_experts(4, ep)),
+                std::make_unique<BrokenTrips>(wrong, ep), experts.see_dispatch, layer.layer);
+        });
     Llama model(config, {}, factories, Stage::whole(config));
     ParameterList& parameters = model.parameters();
     const auto is_expert = [](const Parameter& p) { return p.name.find("expert") != p.name.npos; };
