@@ -1,6 +1,6 @@
-// An array of any dtype, with a scale. The dtype is looked up at each access: all threads of a block
-// take the same branch, and memory takes longer. Elements are loaded and stored four at a time
-// where they lie in one pack.
+// An array of any dtype, with a scale. The dtype is looked up at each access: all threads of a
+// block take the same branch, and memory takes longer. Elements are loaded and stored four at a
+// time where they lie in one pack.
 #pragma once
 
 #include "cuda/fp8.cuh"
