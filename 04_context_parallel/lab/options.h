@@ -39,7 +39,6 @@ struct Chapter {
     // Checks what depends on the number of ranks; the model is checked by check_shares().
     void check(const Options& options) {
         if (!demo.empty()) options.refuse_figures("--demo " + demo);
-        options.refuse_recompute_by_layer();
         const int ranks = Communicator::world().size();
         if (context.cp == 0) context.cp = ranks;
         if (ranks % context.cp != 0)

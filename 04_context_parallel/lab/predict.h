@@ -49,20 +49,28 @@ struct AttentionBytes {
     }
 };
 
-// Returns what a rank sends round the ring for a micro-batch, in a layer's forward and backward.
-inline PredictedCommunication::Kind ring_of_layer(const StepShape& shape, const ContextOptions& o,
-                                                  const RingPlan& plan, int rank) {
+// How often layers run: forward again in the backward of a layer that recomputes.
+struct LayerPasses {
+    int64_t forward, backward;
+};
+inline LayerPasses layer_passes(const StepShape& shape, int64_t layers) {
+    return {layers + shape.model.recompute.count(Recompute::full, layers), layers};
+}
+
+// Returns what a rank sends round the ring for a micro-batch, in so many passes through layers.
+inline PredictedCommunication::Kind ring_of_layers(const StepShape& shape, const ContextOptions& o,
+                                                   const RingPlan& plan, int rank,
+                                                   const LayerPasses& passes) {
     const AttentionBytes bytes(shape, o);
-    const int64_t tokens = shape.seq / o.ring_degree(),  // of a rank
-        forwards = shape.model.recompute == Recompute::full ? 2 : 1;
+    const int64_t tokens = shape.seq / o.ring_degree();  // of a rank
     PredictedCommunication::Kind ring;
-    const auto add = [&](const RingTraffic& pass, int64_t passes, double all_tokens_bytes) {
-        ring.calls += passes * pass.calls;
-        const int64_t sent = passes * int64_t(all_tokens_bytes) / tokens * pass.tokens;
+    const auto add = [&](const RingTraffic& pass, int64_t times, double all_tokens_bytes) {
+        ring.calls += times * pass.calls;
+        const int64_t sent = times * int64_t(all_tokens_bytes) / tokens * pass.tokens;
         ring.bytes += sent, ring.sent += double(sent);
     };
-    add(traffic_of_keys(plan, rank), forwards + 1, bytes.kv);
-    add(traffic_of_gradients(plan, rank), 1, bytes.sums);
+    add(traffic_of_keys(plan, rank), passes.forward + passes.backward, bytes.kv);
+    add(traffic_of_gradients(plan, rank), passes.backward, bytes.sums);
     return ring;
 }
 
@@ -102,7 +110,7 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
     if (o.ring_degree() > 1) {
         const bool reversed = o.backward != RingBackward::restarted && plan.can_reverse(),
                    kept = reversed && o.backward == RingBackward::kept;
-        const bool again = shape.model.recompute == Recompute::full;
+        const bool again = layer_passes(shape, shape.config.layers).forward > shape.config.layers;
         const RingMemory ring =
             ring_memory(plan, reversed, kept, again, rank, bytes.kv, bytes.sums);
         const DType sum = sum_dtype(o, plan, shape.model.dtype);
@@ -136,18 +144,17 @@ inline RingPlan plan_without_documents(const StepShape& shape, const ContextOpti
             o.bidirectional, nullptr};
 }
 
-// Adds what the ring's KV chunks of this plan send in a step, for one micro-batch and one layer.
-// `forwards`: how often forward runs.
+// Adds what the ring's KV chunks send in these passes, if they go round in both directions.
 inline void add_bidirectional(PredictedCommunication& p, const Group& ring, int rank,
-                              int64_t forwards, const AttentionBytes& bytes) {
-    const int64_t n = ring.ranks;
-    const double kv = bytes.kv / 2, sums = bytes.sums / 2;
+                              const LayerPasses& passes, const AttentionBytes& bytes) {
+    const int64_t n = ring.ranks, keys = passes.forward + passes.backward, sums = passes.backward;
+    const double kv = bytes.kv / 2, sum = bytes.sums / 2;
     // A head goes through all ranks. The tails of ranks r .. n-1 pass through rank r on their way
     // to rank 0, which sends their gradients home.
     const int64_t bidirectional = rank > 0 ? n - rank : 0, gradients = rank > 0 ? n - rank : n - 1;
-    p.add(ring, Collective::send_recv, (forwards + 1) * (n - 1),
-          whole_bytes(double((forwards + 1) * (n - 1 + bidirectional)) * kv));
-    p.add(ring, Collective::send_recv, n, whole_bytes(double(n + gradients) * sums));
+    p.add(ring, Collective::send_recv, keys * (n - 1),
+          whole_bytes(double(keys * (n - 1 + bidirectional)) * kv));
+    p.add(ring, Collective::send_recv, sums * n, whole_bytes(double(sums * (n + gradients)) * sum));
 }
 
 // Adds what the ranks of a context-parallel group send in a step with A micro-batches; `rank` is
@@ -156,38 +163,39 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
                           int64_t A, int rank) {
     if (o.cp == 1) return;
     const AttentionBytes bytes(shape, o);
-    const int64_t layers = A * shape.config.layers,
-                  forwards = shape.model.recompute == Recompute::full ? 2 : 1;
-    PredictedCommunication layer_communication;
+    const LayerPasses of_one = layer_passes(shape, shape.config.layers),
+                      passes = {A * of_one.forward, A * of_one.backward};
+    const int64_t all = passes.forward + passes.backward;
+    PredictedCommunication& step = prediction.communication;
     const auto add = [&](const Group& group, Collective kind, int64_t calls,
                          double bytes_per_call) {
-        layer_communication.add(group, kind, calls, whole_bytes(double(calls) * bytes_per_call));
+        step.add(group, kind, calls, whole_bytes(double(calls) * bytes_per_call));
     };
     if (o.variant == Variant::all_gather) {
         const Group cp("cp", o.cp);
-        add(cp, Collective::all_gather, 2 * (forwards + 1), o.cp * bytes.kv / 2);
-        add(cp, Collective::reduce_scatter, 2, o.cp * bytes.sums / 2);
+        add(cp, Collective::all_gather, 2 * all, o.cp * bytes.kv / 2);
+        add(cp, Collective::reduce_scatter, 2 * passes.backward, o.cp * bytes.sums / 2);
     }
     if (const int64_t n = o.ring_degree(); n > 1 && o.has_ring()) {
         const Group ring(ring_group(o), n);
         if (shape.config.window > 0) {
-            const auto sent = ring_of_layer(shape, o, plan_without_documents(shape, o), rank);
-            layer_communication.groups[ring.name][size_t(Collective::send_recv)] += sent;
+            step.groups[ring.name][size_t(Collective::send_recv)] +=
+                ring_of_layers(shape, o, plan_without_documents(shape, o), rank, passes);
         } else if (o.bidirectional) {
-            add_bidirectional(layer_communication, ring, rank, forwards, bytes);
+            add_bidirectional(step, ring, rank, passes, bytes);
         } else {
             const int64_t backward = o.backward == RingBackward::kept ? n - 2 : n - 1;
-            add(ring, Collective::send_recv, forwards * (n - 1) + backward, bytes.kv);
-            add(ring, Collective::send_recv, o.backward == RingBackward::restarted ? n : n - 1,
-                bytes.sums);
+            add(ring, Collective::send_recv, passes.forward * (n - 1) + passes.backward * backward,
+                bytes.kv);
+            add(ring, Collective::send_recv,
+                passes.backward * (o.backward == RingBackward::restarted ? n : n - 1), bytes.sums);
         }
     }
     if (const int64_t u = o.ulysses_degree(); u > 1) {
         const Group inside("ulysses", u);
-        add(inside, Collective::all_to_all, 2 * (forwards + 1), bytes.q);       // q, o
-        add(inside, Collective::all_to_all, 2 * (forwards + 1), bytes.kv / 2);  // k, v
+        add(inside, Collective::all_to_all, 2 * all, bytes.q);       // q, o
+        add(inside, Collective::all_to_all, 2 * all, bytes.kv / 2);  // k, v
     }
-    prediction.communication += layer_communication.times(layers);
 }
 
 // The sizes with which a rank computes, without what attention holds besides.

@@ -163,7 +163,7 @@ inline std::string why_no_exchange(const LlamaConfig& config, int64_t u) {
 // Throws UserError if backward should make latent attention's keys again, but finds others kept: a
 // ring may keep those of another rank, and an exchange of heads those of other tokens.
 inline void check_made_again(const StepShape& shape, const ContextOptions& o) {
-    if (o.cp > 1 && shape.config.latent && shape.model.recompute == Recompute::selective &&
+    if (o.cp > 1 && shape.config.latent && shape.model.recompute.selective_layers > 0 &&
         o.variant != Variant::plain && o.variant != Variant::all_gather)
         user_error(
             "--recompute selective: of latent attention {} keeps other keys; use --variant {}",

@@ -84,9 +84,9 @@ inline double expected_rows_away(const ExpertsConfig& e, const ExpertOptions& o,
     return copies * (n - 1) / n;
 }
 
-// How often a layer's forward runs for a micro-batch.
-inline int64_t forwards_of(const StepShape& shape, const ExpertOptions& o) {
-    return 1 + (shape.model.recompute == Recompute::full ? 1 : 0) + (o.counts_first() ? 1 : 0);
+// How often this layer's forward runs for a micro-batch.
+inline int64_t forwards_of(const StepShape& shape, const ExpertOptions& o, int64_t layer) {
+    return 1 + (shape.model.recompute.of(layer) == Recompute::full) + o.counts_first();
 }
 
 // The sums of gradients: an expert's over dp and the ranks that hold copies, all others over dp and
@@ -140,14 +140,14 @@ inline Prediction predict_fixed(const StepShape& shape, const ExpertOptions& o,
     return prediction;
 }
 
-// Adds the rows of a balanced router in a step in which this rank's layers with experts see this
-// many micro-batches in all (layers x micro-batches).
+// Adds the rows of a balanced router in a step of this many micro-batches, in a layer with experts.
 inline void add_balanced_rows(PredictedCommunication& step_communication, const StepShape& shape,
-                              const ExpertOptions& o, int64_t tokens, int64_t micro_batches) {
+                              const ExpertOptions& o, int64_t tokens, int64_t layer,
+                              int64_t micro_batches) {
     if (o.ep == 1) return;
     const Group ep("ep", o.ep);
     const ExpertsConfig& e = shape.config.experts;
-    const int64_t chunks = o.chunks_here(), forwards = micro_batches * forwards_of(shape, o),
+    const int64_t chunks = o.chunks_here(), forwards = micro_batches * forwards_of(shape, o, layer),
                   passes = forwards + micro_batches, even = even_rows(e, o, tokens);
     const auto bytes = [&](bool fp8) {
         return double(travelling_bytes(shape.config.hidden, shape.model.dtype, fp8));
@@ -177,8 +177,8 @@ inline Prediction predict_balanced(const StepShape& shape, const ExpertOptions& 
     const DispatchStatistics::ByLayer rows = balanced_rows(shape.config, o, tokens);
     prediction.memory.peak_activations =
         std::llround(std::min(peak_activations(shape, o, {{0, rows}, {1, rows}}), 9e18));
-    add_balanced_rows(prediction.communication, shape, o, tokens,
-                      (shape.config.layers - shape.config.experts.first_dense) * accumulated);
+    for (const auto& [layer, layer_rows] : rows)
+        add_balanced_rows(prediction.communication, shape, o, tokens, layer, accumulated);
     return prediction;
 }
 

@@ -86,7 +86,6 @@ public:
     // Checks the options that depend on the model and on the `tokens` that a rank routes of a
     // micro-batch, and completes them.
     void check(const Options& options, const LlamaConfig& config, int64_t tokens) {
-        options.refuse_recompute_by_layer();
         experts_.aux = config.experts.aux.value_or(experts_.aux);
         experts_.aux_coefficient = config.experts.aux_coefficient;
         experts_.node_size = options.node_size;
@@ -170,7 +169,7 @@ private:
                 "{}overlap batches: a step has one micro-batch; with --grad-accum 2 its rows would "
                 "travel while another one computes",
                 prefix_);
-        if (options.recompute == Recompute::full)
+        if (options.recompute.full_layers > 0)
             user_error(
                 "{}overlap batches: --recompute full runs a layer's forward inside its backward, "
                 "where it has no partner; none or selective",

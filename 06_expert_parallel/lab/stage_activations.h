@@ -59,6 +59,7 @@ inline StageBytes stage_activations(const LocalSizes& stage, const StepShape& sh
     for (size_t i = 0; i < layers.size(); ++i) {
         LocalSizes& one = layers[i];
         one.layers = 1, one.embedding = one.head = false;
+        one.model.recompute = stage.model.recompute.of(int64_t(i));
         if (const auto of = rows.find(first_layer + int64_t(i)); of != rows.end())
             one.feed_forward =
                 ExpertActivations(shape, o, stage.sequences * stage.stream_tokens, of->second);

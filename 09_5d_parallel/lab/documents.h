@@ -23,15 +23,22 @@ public:
         const int rank = all_.context.ring_rank();
         const ContextOptions& options = all_.context.options();
         memory_[m] = attention_memory(all_.local_heads_shape, options, plan, rank);
-        layer_traffic_[m] = ring_of_layer(all_.local_heads_shape, options, plan, rank);
+        const auto of = [&](const LayerPasses& passes) {
+            return ring_of_layers(all_.local_heads_shape, options, plan, rank, passes);
+        };
+        layer_traffic_[m] = {of({1, 0}), of({0, 1})};
     }
     void end_step() {
         if (memory_.empty()) return;
         for (const Action& action : all_.schedule.actions[size_t(all_.pp().rank())]) {
             const Stage& stage = all_.stages[size_t(all_.own.stage(action.chunk))];
-            if (action.kind == ActionKind::forward)
-                ring_ += layer_traffic_.at(action.micro_batch)
-                             .times(stage.last_layer - stage.first_layer);
+            if (action.kind != ActionKind::forward) continue;
+            StepShape own = all_.shape;
+            own.model.recompute = own.model.recompute.from(stage.first_layer);
+            const LayerPasses passes = layer_passes(own, stage.last_layer - stage.first_layer);
+            const auto& [forward, backward] = layer_traffic_.at(action.micro_batch);
+            ring_ += forward.times(passes.forward);
+            ring_ += backward.times(passes.backward);
         }
         if (!all_.experts)  // otherwise experts' rows count, too (ExpertRun)
             activations_ = std::max(activations_, peak_activations(all_, {}, memory_));
@@ -57,7 +64,8 @@ public:
 private:
     Composition& all_;
     DocumentMemory memory_;
-    std::map<int, PredictedCommunication::Kind> layer_traffic_;  // of the step's micro-batches
+    // Of the step's micro-batches, in a layer's forward and in its backward.
+    std::map<int, std::array<PredictedCommunication::Kind, 2>> layer_traffic_;
     PredictedCommunication::Kind ring_;
     double activations_ = 0;
     int64_t buffers_ = -1;

@@ -24,6 +24,7 @@ inline LocalSizes local_sizes(const Composition& c, const Stage& stage) {
     const Techniques& t = c.techniques;
     LocalSizes sizes = t.tensor.tp > 1 ? local_sizes(c.shape, t.tensor, c.mesh.group("tp").rank())
                                        : local_sizes(c.shape);
+    sizes.model.recompute = c.shape.model.recompute.from(stage.first_layer);
     // exercise 09.4 begin: what this rank has of tokens, layers, embedding and head
     sizes.stream_tokens /= t.axes.cp, sizes.region_tokens /= t.axes.cp;
     sizes.layers = stage.last_layer - stage.first_layer;
@@ -181,6 +182,8 @@ inline Prediction predict(Composition& c) {
     for (const Stage& stage : own_stages(c)) {
         StepShape part = shape, heads = c.local_heads_shape;
         part.seq /= t.axes.cp, heads.config.layers = stage.last_layer - stage.first_layer;
+        part.model.recompute = heads.model.recompute =
+            shape.model.recompute.from(stage.first_layer);
         int64_t with_experts = 0;
         for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer)
             with_experts += shape.config.has_experts(layer);
@@ -217,7 +220,7 @@ inline Prediction predict_balanced(Composition& c) {
     for (const Stage& stage : own_stages(c))
         for (int64_t layer = stage.first_layer; layer < stage.last_layer; ++layer)
             if (rows.contains(layer))
-                add_balanced_rows(p.communication, shape, c.techniques.experts, tokens,
+                add_balanced_rows(p.communication, shape, c.techniques.experts, tokens, layer,
                                   c.schedule.micro_batches);
     return p;
 }

@@ -69,7 +69,7 @@ const char* const others[] = {
     "--micro-batch 2",
     "--micro-batch 3 --grad-accum 2",
     "--micro-batch 2 --recompute full",
-    "--micro-batch 1 --recompute selective",
+    "--micro-batch 1 --recompute full:1,selective:1",
     "--micro-batch 1 --grad-accum 3 --loss-chunk 5",
 };
 

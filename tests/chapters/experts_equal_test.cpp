@@ -18,7 +18,7 @@ void expect_equal(int ranks, const std::string& arguments) {
 
 TEST(ExpertParallel, EqualsOneDevice) {
     expect_equal(0, "--shared 1 --first-dense 1 --recompute full");
-    expect_equal(4, "--grad-accum 2 --recompute full");
+    expect_equal(4, "--grad-accum 2 --recompute full:1");
     expect_equal(4, "--ep 2 --z-coef 0.01 --aux switch --loss-chunk 10");
     expect_equal(2, "--shared 1 --overlap shared --renormalise off --scaling 2.5 --dropout 0.1");
     expect_equal(2, "--experts 4 --top-k 4 --dtype bf16");

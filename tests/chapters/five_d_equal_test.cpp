@@ -29,7 +29,7 @@ TEST(FiveD, EveryPairOfAxesEqualsOneDevice) {
     expect_equal(4, "--micro-batch 1 --pp 2 --zero 3 --grad-accum 3 --schedule zb-h1");
     expect_equal(4, "--micro-batch 1 --tp 2 --cp 2 --sequence-parallel --tp-overlap chunk");
     expect_equal(4, "--micro-batch 2 --tp 4 --sequence-parallel --loss-chunk 40");
-    expect_equal(4, "--micro-batch 2 --tp 2 --pp 2 --grad-accum 2 --recompute full", true);
+    expect_equal(4, "--micro-batch 2 --tp 2 --pp 2 --grad-accum 2 --recompute full:1", true);
     expect_equal(4, "--micro-batch 1 --cp 2 --pp 2 --grad-accum 4 --schedule zbv");
     expect_equal(6, "--micro-batch 1 --cp 3 --zero 2 --layout striped");
 }
@@ -128,7 +128,7 @@ TEST(FiveD, DocumentsWhoseSequencesAreCutEqualOneDevice) {
     expect_equal(4, documents + "2 --cp 2 --tp 2 --sequence-parallel --layout striped");
     expect_equal(8, documents + "1 --cp 4 --pp 2 --variant usp --ulysses 2 --grad-accum 2");
     expect_experts_equal(
-        4, documents + "1 --cp 2 --ep 2 --recompute full --bidirectional on --zero 1");
+        4, documents + "1 --cp 2 --ep 2 --recompute full:1 --bidirectional on --zero 1");
 }
 
 // The options of 03 to 06 do inside the composition what they do there.

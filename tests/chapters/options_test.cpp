@@ -65,8 +65,8 @@ TEST(Options, WithoutEffectAreRefused) {
     for (const char* option : {"--keep-gathered on", "--cut model"})
         refuses(0, "02_zero", fmt::format("--stage 2 {}", option), {none, "stage 3"});
     refuses(0, "02_zero", "--offload activations", {"--offload activations", "--recompute full"});
-    for (const char* by_layer : {"04_context_parallel", "06_expert_parallel", "09_5d_parallel"})
-        refuses(2, by_layer, "--recompute full:1", {"--recompute full:1", "all layers"});
+    refuses(0, "09_5d_parallel", "--plan --gpus 8 --recompute full:1",
+            {"--recompute full:1", "all layers"});
     refuses(2, "03_tensor_parallel", "--overlap halves --recompute full:1", {"--recompute full:1"});
     refuses(2, "03_tensor_parallel", "--overlap halves --memory-budget 1",
             {"--memory-budget " + none});

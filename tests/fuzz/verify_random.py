@@ -148,7 +148,7 @@ def random_run(rng):
             options.append(rng.choice(choices))
 
     sometimes(0.4, "--dtype bf16", "--dtype bf16", "--dtype bf16 --fp32-grads")
-    sometimes(0.3, "--recompute selective", "--recompute full")
+    sometimes(0.3, "--recompute selective", "--recompute full", "--recompute full:1")
     sometimes(0.3, "--clip 0", "--clip 0.1", "--clip 10")
     sometimes(0.2, "--weight-decay 0", "--weight-decay 1")
     sometimes(0.2, "--warmup 4", "--warmup 100", "--lr-schedule cosine")
@@ -214,8 +214,9 @@ def random_run(rng):
             options.append("--sequence-parallel")
             sometimes(0.3, "--keep-gathered on")
         if tp > 1:
+            halves = micro_batch % 2 == 0 and "--recompute full:1" not in options
             sometimes(0.5, "--overlap async", "--overlap chunk", "--overlap chunk --chunks 3",
-                      *["--overlap halves"] * (micro_batch % 2 == 0))
+                      *["--overlap halves"] * halves)
         sometimes(0.2, "--dropout 0.1")
     return model, chapter, ranks, f"--seq {seq} " + " ".join(options)
 
