@@ -83,8 +83,10 @@ bool run(const Options& options, Chapter& chapter) {
     if (chapter.demo == "balance") return demo_balance(options);
     if (chapter.demo == "merge") return demo_merge();
     const ContextOptions& context = chapter.context;
-    const StepShape shape = step_shape(options, options.config());
+    StepShape shape = step_shape(options, options.config());
     check_shares(shape.config, context, shape.seq);
+    if (chapter.memory_budget > 0)
+        fit_into_budget(shape, chapter.memory_budget, memory_by_shape(context));
     check_made_again(shape, context);
     if (options.estimate) return print_estimate(options, context, shape), true;
     if (chapter.compare) {

@@ -11,6 +11,7 @@ struct Chapter {
     ContextOptions context;
     std::string layout;  // as given; empty: the variant's own
     bool compare = false;
+    double memory_budget = 0;  // GiB; 0: none is given
     std::string demo;
 
     void add_options(OptionList& options, const Options& shared) {
@@ -34,6 +35,7 @@ struct Chapter {
             .excludes(training_outputs)
             .excludes({"--compare", "--estimate"})
             .reads({"--json", "--html", "--svg"}, "its sizes are small enough to print");
+        add_memory_budget(options, memory_budget);
     }
 
     // Checks what depends on the number of ranks; the model is checked by check_shares().

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "../9_context_parallel.h"
+#include "lab/predict/budget.h"
 #include "lab/predict/estimate.h"
 #include "lab/report/report.h"
 #include "ring_memory.h"
@@ -217,6 +218,14 @@ inline Prediction predict_memory(const StepShape& shape, const ContextOptions& o
     add_activations(prediction, sizes);
     prediction.memory.peak_communication += whole_bytes(besides.communication);
     return prediction;
+}
+
+// What this rank holds if other layers of a shape recompute.
+inline auto memory_by_shape(const ContextOptions& o) {
+    const int place = Communicator::world().rank() % o.cp / o.ulysses_degree();
+    return [=](const StepShape& shape) {
+        return predict_memory(shape, o, parameter_count(shape.config), place).memory;
+    };
 }
 
 // Predicts a step for place `rank` of the ring. `summed_over` sum gradients and loss.

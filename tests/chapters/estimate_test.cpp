@@ -46,7 +46,8 @@ TEST(Estimate, KeepsToAMemoryBudget) {
           {2, "01_data_parallel --bucket-mb 0.1", 0.0073},
           {2, "02_zero --stage 3", 0.0062},
           {2, "02_zero --stage 3 --offload activations", 0.0062},
-          {4, "03_tensor_parallel --tp 2 --sequence-parallel", 0.00366}}) {
+          {4, "03_tensor_parallel --tp 2 --sequence-parallel", 0.00366},
+          {2, "04_context_parallel --cp 2", 0.0071}}) {
         const std::string program(chapter, strchr(chapter, ' ')),
             options = fmt::format("{} --memory-budget {}", strchr(chapter, ' '), gib);
         expect_what_a_run_predicts(ranks, program, options);
