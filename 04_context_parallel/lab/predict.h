@@ -111,7 +111,7 @@ inline AttentionMemory attention_memory(const StepShape& shape, const ContextOpt
     if (o.ring_degree() > 1) {
         const bool reversed = o.backward != RingBackward::restarted && plan.can_reverse(),
                    kept = reversed && o.backward == RingBackward::kept;
-        const bool again = layer_passes(shape, shape.config.layers).forward > shape.config.layers;
+        const bool again = shape.model.recompute.full_layers > 0;
         const RingMemory ring =
             ring_memory(plan, reversed, kept, again, rank, bytes.kv, bytes.sums);
         const DType sum = sum_dtype(o, plan, shape.model.dtype);
