@@ -12,18 +12,19 @@
 // sends: 2 (n-1)/n numbers a weight. (In MPI they are MPI_Reduce_scatter and MPI_Allgather, on GPUs
 // ncclReduceScatter and ncclAllGather.) Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054.
 //
-// A training calls the class below in this order (train_step in main.cpp):
+// A training (train_step in main.cpp) calls the class below, and its base class, in this order:
 //
 //     start                       once: weights and gradients get memory, AdamW its part
 //     begin_step                  the first contribution to a gradient will overwrite it
 //         begin_micro_batch       for each of the step's micro-batches
 //         (the model's forward and backward add to gradients_)
 //         end_micro_batch         after the last one: the reduce-scatter
-//     sum_squares                 for the gradient's norm, by which it is clipped
-//     update                      AdamW on this rank's part, and the all-gather
+//     squared_norm: sum_squares   for the norm, by which the gradient is clipped
+//     step: update                AdamW on this rank's part, and the all-gather
 //
 // Three things are missing, and the files after this one add them. Nothing computes while the ranks
-// communicate; the gradients are whole on every rank; so are the weights.
+// communicate (a call whose Work is not kept waits at once: comm.h); the gradients are whole on
+// every rank; so are the weights.
 #pragma once
 
 #include "comm/comm.h"
@@ -63,8 +64,8 @@ public:
             // Each parameter's value and grad become views of these two.
             bind_to_flat({parameter}, weights_.slice(at, all), &Parameter::value);
             bind_to_flat({parameter}, gradients_.slice(at, all), &Parameter::grad);
-            // What of it lies in this rank's part is all of it, a piece that may begin in the
-            // middle of a row, or nothing. AdamW looks at each number alone, so it does not care.
+            // This rank's part contains all of it, a piece that may begin in the middle of a row,
+            // or nothing. AdamW looks at each number alone, so it does not care.
             const int64_t first = std::max(at, begin),
                           last = std::min(at + parameter->local_numel(), begin + part_);
             if (first < last)  // a piece, and where it begins in the parameter
@@ -81,11 +82,11 @@ public:
     void end_micro_batch() override {
         if (!last_) return;            // the next backward adds to the gradients
         parameters_.check_complete();  // fails if a part of the model forgot its contribution
-        // The sum overwrites this rank's part; (output, input). It is a phase in the timeline.
+        // Output, input: the sum overwrites this rank's part. phase() names it in the timeline.
         phase("wait for gradients", [&] { ranks_.reduce_scatter(part(gradients_), gradients_); });
     }
 
-    // Each rank adds up the squares of its part; the caller adds up the results of norm_group().
+    // The squares of this rank's part; the caller adds up those of the ranks in norm_group().
     Tensor sum_squares() override { return sum_of_squares({part(gradients_)}); }
     const Communicator* norm_group() const override { return &ranks_; }
 

@@ -33,7 +33,7 @@
 
 namespace ultrascale::context_parallel {
 
-// x in this dtype; itself, if it has that.
+// x in this dtype; x itself, if it has that. (activation() only allocates memory.)
 inline Tensor rounded(const Tensor& x, DType dtype) {
     if (x.dtype() == dtype) return x;
     const Tensor y = activation(x.shape(), dtype);
@@ -48,8 +48,8 @@ inline Tensor rounded(const Tensor& x, DType dtype) {
 class PlainRing : public AttentionCore {
 public:
     // `stream` is a queue of work beside the one that computes. A call on it returns a Work at
-    // once; what is computed after Work::wait() is computed when that call's messages are there. A
-    // Work that has begun nothing does not wait. (common/comm/comm.h)
+    // once; what is queued after Work::wait() starts only when that call's messages are there. An
+    // empty Work does not wait, and one that is not kept waits at once. (common/comm/comm.h)
     PlainRing(const Communicator& ring, Stream& stream)
         : ring_(ring), stream_(stream), n_(ring.size()), rank_(ring.rank()) {}
 
@@ -59,7 +59,7 @@ public:
                      lse = activation({q.size(0), q.size(2), q.size(1)}, DType::fp32),
                      o_block = Tensor::empty(q.shape(), q.dtype(), Memory::workspace),
                      lse_block = Tensor::empty(lse.shape(), DType::fp32, Memory::workspace);
-        ops::fill(lse, -INFINITY);  // no key has been seen: log 0
+        ops::fill(lse, -INFINITY);  // no key has been seen: log 0; the first merge overwrites o
         KeysValues held{k, v};
         // exercise 04.4 begin: pass on what you hold, attend to it meanwhile, then wait
         for (int hop = 0; hop < n_; ++hop) {

@@ -1,7 +1,8 @@
 // The backward pass of ring attention (1_ring.h). Each rank has, for its own queries, the gradient
-// do_i of the output, lse_i, and the scalar product delta_i = do_i o_i. These three belong to the
-// softmax over *all* keys. So p_ij below is the final weight, and what a block of keys gives is
-// simply added up:
+// do_i of the output, lse_i, and the scalar product delta_i = do_i o_i, which is the sum over j of
+// p_ij (do_i v_j), and which the softmax's derivative subtracts. These three belong to the softmax
+// over *all* keys. So p_ij below is the final weight, and what a block of keys gives is simply
+// added up. (ds_ij is the gradient of the product q_i k_j, hence its / sqrt(D).)
 //
 //     p_ij = exp(s_ij - lse_i)         ds_ij = p_ij (do_i v_j - delta_i) / sqrt(D)
 //     dq_i = sum over j of ds_ij k_j   dk_j  = sum over i of ds_ij q_i
@@ -21,7 +22,7 @@
 //
 //     1 begin    to send the keys that it holds to the next rank; the previous one's are to come
 //     2 compute  what its queries give with these keys: it is added to dq, and is a part of dk, dv
-//     3 wait     for the sums of these keys' gradients, which step 5 of the hop before has begun
+//     3 wait     for the sums of these keys' gradients, which step 5 of the hop before sent off
 //     4 add      the part to them
 //     5 begin    to send these sums after their keys; those of the keys that come are to follow
 //     6 wait     for the keys of step 1
@@ -32,7 +33,7 @@
 //
 // With kv, the bytes of a rank's keys and values, and dkv, those of their gradients, a layer sends
 // (n-1) kv in forward, and (n-1) kv + n dkv in backward. The sums are fp32, or each hop would round
-// them: in 16 bits dkv = 2 kv.
+// them; so if the keys have 16 bits, dkv = 2 kv.
 #pragma once
 
 #include "1_ring.h"
@@ -60,7 +61,7 @@ inline AttentionCore::Gradients PlainRing::backward(const Tensor& dout, Saved& s
         KeysValues next;
         Work under_way;
         if (hop + 1 < n_) next = pass_on(held, under_way);
-        if (sees(hop))  // its last argument, too, is an input: dq so far, to be added to
+        if (sees(hop))  // overwrites `part`, and adds to dq, its last argument
             ops::attention_backward(dq, part.k, part.v, dout, q, held.k, held.v, lse, delta,
                                     mask(hop, q), {.dq = dq});
         sums_under_way.wait();  // now the sums of the ranks before are here

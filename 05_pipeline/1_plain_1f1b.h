@@ -13,21 +13,21 @@
 //     rank 3            F0 D0 F1 D1 F2 D2 F3 D3 F4 D4 F5 D5
 //              -- time -->
 //
-// Rank r of p begins with p-1-r forwards, the warm-up: as many as there are ranks below it, which
-// they keep busy. Then it does a forward and a backward in turn, and at the end the p-1-r backwards
-// that are left. So it holds the activations of at most min(p-r, m) of its m micro-batches.
+// Rank r of p begins with p-1-r forwards, the warm-up: one for each rank below it, to give it work.
+// Then it does a forward and a backward in turn, and at the end the p-1-r backwards that are left.
+// So it holds the activations of at most min(p-r, m) of its m micro-batches.
 //
-// A call returns when its message has been handed over: over MPI it is MPI_Isend and a wait, on
-// GPUs ncclSend. So two ranks that send to each other at the same time would both wait for the
-// other to receive. That happens in the middle part, after F3 on rank 0 and D0 on rank 1:
+// A send may return only when its receiver has begun to receive (over MPI it is MPI_Isend and a
+// wait, on GPUs ncclSend). So two ranks that send to each other at the same time would both wait
+// for the other to receive. That happens in the middle part, after F3 on rank 0 and D0 on rank 1:
 //
 //     rank 0   F3   sends y3, wants dy0        both in one call, which sends and receives: the two
 //     rank 1   D0   sends dx0, wants x3        messages (dx0 is dy0, y3 is x3) pass each other
 //
 // Every border between two ranks is crossed by m activations and m gradients, of b s h numbers each
-// (sequences, tokens, hidden size), and nobody computes while it waits for them. The later files
-// write the same order down as data (2_schedules/one_f_one_b.h), so that one executor can run any
-// order, and send while it computes (4_executor). Narayanan et al., "PipeDream", 2019 (arXiv
+// (sequences, tokens, hidden size), and a rank that waits for them computes nothing. The later
+// files write the same order down as data (2_schedules/one_f_one_b.h), so that one executor can run
+// any order, and send while it computes (4_executor). Narayanan et al., "PipeDream", 2019 (arXiv
 // 1806.03377); "PipeDream-Flush", 2021 (2006.09503).
 #pragma once
 
@@ -50,7 +50,7 @@ public:
     // Runs forward and backward of a step's micro-batches. Gradients and step.loss then hold what
     // this rank's stage contributes. `hooks` look on, or do what another technique adds.
     void run(Step& step, Hooks* hooks = nullptr) {
-        step.call_hooks({hooks});
+        step.call_hooks({hooks});  // the model will call them
         // exercise 05.7 begin: warm up; a forward, a backward; the rest
         const int64_t m = step.accumulated,
                       warmup = std::min<int64_t>(pp_.size() - 1 - pp_.rank(), m);
@@ -114,7 +114,7 @@ private:
     const int above_ = pp_.rank() - 1, below_ = pp_.rank() + 1;
     const Shape shape_;
     const DType dtype_;
-    std::deque<std::pair<Context, Saved>> in_flight_;  // Saved: what backward needs, activations
+    std::deque<std::pair<Context, Saved>> in_flight_;  // its tokens; what its backward needs
 };
 
 }  // namespace ultrascale::pipeline

@@ -3,7 +3,7 @@
 // adds up what has come (step 7).
 //
 // This sum is weighted: y = sum over j of weight_j expert_j(x). The weights travel beside the rows,
-// and the expert applies them (5_experts.h). Then the weight's gradient is computed where the
+// and the expert applies them (5_experts.h). Then such a weight's gradient is computed where the
 // expert is, and what comes back need not be kept for it.
 //
 // BACKWARD. A token's gradient dy goes the way of its row: the gradient of a sum is a copy for each
@@ -57,8 +57,8 @@ public:
         return y.view(x.shape());
     }
 
-    // From dy (T, h) to dx. `when` says whether the weights' gradients are computed here, or later
-    // by backward_weight (a pipeline may ask for that).
+    // From dy (T, h) to dx. `when` says whether the gradients of the parameters (the experts' and
+    // the router's) are computed here, or later by backward_weight (a pipeline may ask for that).
     Tensor backward(const Tensor& dy, Saved& saved, Context& context,
                     WeightGradient when) override {
         const auto trip = saved.take_object<Trip>();
@@ -66,7 +66,7 @@ public:
         ExpertRows gradients = experts_.backward(std::move(drows), saved["experts"], context, when);
         Tensor dweights_back = trips_->back(std::move(gradients.weights), trip),
                drows_back = trips_->back(std::move(gradients.rows), trip);
-        if (when == WeightGradient::now)  // those of the last product, down, are there already
+        if (when == WeightGradient::now)  // down's, the last product's, are there already
             experts_.backward_weight_of_gate_up(saved["experts"], context);
         const Tensor dweights = activation(trip.row_map.shape(), DType::fp32);
         ops::sum_rows(column(dweights), std::exchange(dweights_back, {}), column(trip.row_map));

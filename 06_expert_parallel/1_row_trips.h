@@ -6,15 +6,15 @@
 // with four tokens each, four experts, k = 1:
 //
 //                        rank 0, experts 0 and 1        rank 1, experts 2 and 3
-//     rows, and their    a  b  c  d                     e  f  g  h
+//     rows, and their    a  b  c  d                     u  v  w  z
 //     experts            2  0  3  0                     1  3  0  2
 //
-//     1 sort by expert   to 0: b d    to 1: a c         to 0: g e    to 1: h f
+//     1 sort by expert   to 0: b d    to 1: a c         to 0: w u    to 1: z v
 //     2 trade counts     to 0: 2 0    to 1: 1 1         to 0: 1 1    to 1: 1 1     of each expert
-//     3 trade rows       of 0: b d    of 1: g e         of 0: a c    of 1: h f     all-to-all
-//     4 by expert        e0: b d g    e1: e             e2: a h      e3: c f
+//     3 trade rows       from 0: b d  from 1: w u       from 0: a c  from 1: z v   all-to-all
+//     4 by expert        e0: b d w    e1: u             e2: a z      e3: c v
 //     5 compute          a SwiGLU for each expert's rows
-//     6 back             of 0: b d    of 1: a c         of 0: g e    of 1: h f     all-to-all
+//     6 back             from 0: b d  from 1: a c       from 0: w u  from 1: z v   all-to-all
 //     7 sum              each token adds up its k results, and its residual
 //
 // An all-to-all (MPI_Alltoallv; with NCCL ncclSend and ncclRecv in a group) sends slice s of rank
@@ -63,7 +63,7 @@ public:
         ops::sort_by_expert(to, order, trip.row_map, chosen);  // to: rows for each of all experts
         // exercise 06.5 begin: trade counts; how many rows go to and come from each rank
         const Tensor from = Tensor::empty(to.shape(), DType::int32, Memory::workspace);
-        ep_.all_to_all(from, to);  // rows from each rank, for each of this rank's experts
+        ep_.all_to_all(from, to);  // waits; rows from each rank, for each of this rank's experts
         const std::vector<int32_t> mine = read_counts(to), theirs = read_counts(from);
         trip.sizes = {rows_by_rank(mine, n), rows_by_rank(theirs, n)};
         trip.by_expert = std::make_shared<RowsByExpert>(theirs, n, here);
@@ -71,7 +71,7 @@ public:
         return trip;
     }
     // Steps 3 and 4: (T k, h) -> (R, h). Rows that are sorted by expert travel, and the R rows that
-    // come are put in order by expert again, as they came sorted from each rank.
+    // come are put in order by expert again, because only each rank's came sorted.
     virtual Tensor there(Tensor rows, const Trip& trip) const {
         Tensor in = activation({trip.sizes.received(), rows.cols()}, rows.dtype());
         exchange_rows(ep_, in, std::exchange(rows, {}), trip.sizes.to, trip.sizes.from).wait();

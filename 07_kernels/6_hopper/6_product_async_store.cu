@@ -1,22 +1,23 @@
 // Results leave through the copy engine as well, and later. When a tile's sums are complete, a warp
-// only rounds them, which takes half of their registers, and begins the next tile. At each of that
-// tile's first steps, when its products have been issued, it stores 64 columns in shared memory
-// (stmatrix: four 8 x 8 matrices in one instruction), and one thread asks TMA to write the 16 x 64
-// to C. So the tensor cores do not wait for stores (LaterStore in cuda/product_tiles.cuh).
+// only rounds them to bf16, so that they need half as many registers and can stay there, and begins
+// the next tile. At each of that tile's first steps, when its products have been issued, it stores
+// 64 columns in shared memory (stmatrix: four 8 x 8 matrices in one instruction), and one thread
+// asks TMA to write the 16 x 64 to C. So the tensor cores do not wait for stores (LaterStore in
+// cuda/product_tiles.cuh).
 //
-//     tile 1's products       | tile 2's products
-//     sums 16 x 256 -- round --> registers: 4 x (16 x 64)
-//                               step 0: columns   0 .. --> box 0 -- tma_store ---> C, whole rows
-//                               step 1: columns  64 .. --> box 1         of 128 bytes, swizzled
-//                               step 2: columns 128 .. --> box 0, which TMA has read by now
-//                               step 3: columns 192 .. --> box 1
+//     tile 1's products          | tile 2's products
+//     sums 16 x 256 -- round ----> registers: 4 x (16 x 64)
+//                                  step 0: columns   0 .. --> box 0 (swizzled) -- tma_store --> C
+//                                  step 1: columns  64 .. --> box 1      whole rows of 128 bytes
+//                                  step 2: columns 128 .. --> box 0, once TMA has read it
+//                                  step 3: columns 192 .. --> box 1
 //
 // In the previous kernels each thread stores 4 bytes at a time, and an instruction only 16
 // neighbouring bytes per row. TMA skips elements outside C, but requires rows that begin at
 // multiples of 16 bytes: if N is not a multiple of 8, sums are stored as in the previous kernels.
 //
-// Every other tile of a block goes through K backwards: it begins with the data that its neighbours
-// read last, which L2 still has.
+// Every other tile of a block goes through K backwards: it begins with the last k, which the tiles
+// before it, in neighbouring blocks too, have just read, so that L2 still has them.
 #include "product.cuh"
 
 namespace ultrascale::kernels {
@@ -107,12 +108,12 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
                     wgmma(sum, k_major(stage.a + warpgroup * 64 * k_step, k16),
                           k_major(stage.b, k16), step + k16 > 0);
                 wgmma_commit();
-                later.at_step(step, &C_map, shared.box[warp]);
+                later.at_step(step, &C_map, shared.box[warp]);  // 64 columns of the tile before
                 wgmma_wait<under_way>(sum);
                 if (step >= under_way) free_stage();
             }
             wgmma_wait<0>(sum);
-            later.finish(steps, &C_map, shared.box[warp]);
+            later.finish(steps, &C_map, shared.box[warp]);  // what is left, if K has few steps
             for (int step = steps < under_way ? steps : under_way; step > 0; --step)
                 free_stage();  // the producers continue
             const int row0 = (tile.row * cluster + rank) * tile_rows + warpgroup * 64,
@@ -122,7 +123,7 @@ __global__ void CLUSTER(cluster) __launch_bounds__(threads, 1)
             else
                 store_sums(C, M, N, row0, column0, sum);
         }
-        later.finish(0, &C_map, shared.box[warp]);
+        later.finish(0, &C_map, shared.box[warp]);  // of the last tile
         if (threadIdx.x % 32 == 0)
             tma_store_wait_read<0>();  // TMA must have read the boxes before the block ends
     }

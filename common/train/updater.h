@@ -29,14 +29,14 @@ public:
         begin_micro_batch(0, true);
         end_micro_batch();
     }
-    // The sum of squares of the whole model's gradient, each element counted once: (1) fp64 on the
-    // device. The gradient is final when this is called, so it also calls on_gradient.
+    // The sum of squares of the whole model's gradient, each element counted once: one fp64 number
+    // on the device. The gradient is final when this is called, so it also calls on_gradient.
     Tensor squared_norm();
     // Updates the weights at this learning rate, from the gradient clipped by its norm.
     void step(double lr, const Tensor& squared_norm);
     virtual void finish() {}  // waits for unfinished work, before other code reads parameters
-    // (1) fp64: how many of the ranks that have summed the norm were asked to stop (stop.h). Empty
-    // if no ranks sum it.
+    // One fp64 number: how many of the ranks that have summed the norm were asked to stop (stop.h).
+    // Empty if no ranks sum it.
     const Tensor& votes() const { return votes_; }
 
     // The parts that this rank holds, for verification and for saving.
@@ -46,7 +46,7 @@ public:
     // Whether the gradient overflowed; the update then changes nothing.
     virtual bool overflowed() const { return false; }
 
-    std::function<void()> on_gradient = {};
+    std::function<void()> on_gradient = {};  // called when the gradient is final
 
 protected:
     virtual void update(double lr, const Tensor& squared_norm) = 0;
@@ -62,8 +62,8 @@ private:
 // descriptions which ranks hold what (model/parameter.h).
 class PlainUpdater : public Updater {
 public:
-    // The parameters must have storage before start() is called. Without a mesh each rank has the
-    // whole model. Keeps references.
+    // The parameters must have storage before PlainUpdater::start() is called. Without a mesh each
+    // rank has the whole model. Keeps references.
     PlainUpdater(ParameterList& parameters, const Options& options, const Mesh* mesh = nullptr)
         : parameters_(parameters), options_(options), mesh_(mesh) {}
 
