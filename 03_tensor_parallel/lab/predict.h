@@ -81,11 +81,8 @@ inline void add_regions(Prediction& prediction, StepShape shape, const TensorOpt
                   e = dtype_bytes(shape.model.dtype);
     const int64_t C = row_chunks(o, tokens);
     const Recompute& recompute = shape.model.recompute;
-    const auto with_again = [&](int64_t layers) {  // whose forward runs again
-        return layers + recompute.count(Recompute::full, layers);
-    };
-    const int64_t attentions = with_again(regions.layers),
-                  feed_forwards = with_again(regions.feed_forwards);
+    const int64_t attentions = recompute.forwards(regions.layers),
+                  feed_forwards = recompute.forwards(regions.feed_forwards);
     const int64_t chunk = shape.model.loss_chunk,  // of the loss, in tokens; 0: one piece
         chunks = chunk == 0 ? 0 : (tokens + chunk - 1) / chunk;
     PredictedCommunication& p = prediction.communication;

@@ -53,7 +53,7 @@ private:
     void count_ring(const RingPlan& plan) {
         const int rank = parallel_.ring_rank();
         ring_ += ring_of_layers(shape_, options_, plan, rank,
-                                layer_passes(shape_, shape_.config.layers));
+                                layer_passes(shape_.model.recompute, shape_.config.layers));
         const AttentionMemory m = attention_memory(shape_, options_, plan, rank);
         memory_.kept = m.kept;
         memory_.forward = std::max(memory_.forward, m.forward);

@@ -54,8 +54,8 @@ struct AttentionBytes {
 struct LayerPasses {
     int64_t forward, backward;
 };
-inline LayerPasses layer_passes(const StepShape& shape, int64_t layers) {
-    return {layers + shape.model.recompute.count(Recompute::full, layers), layers};
+inline LayerPasses layer_passes(const Recompute& recompute, int64_t layers) {
+    return {recompute.forwards(layers), layers};
 }
 
 // Returns what a rank sends round the ring for a micro-batch, in so many passes through layers.
@@ -164,7 +164,7 @@ inline void add_attention(Prediction& prediction, const StepShape& shape, const 
                           int64_t A, int rank) {
     if (o.cp == 1) return;
     const AttentionBytes bytes(shape, o);
-    const LayerPasses of_one = layer_passes(shape, shape.config.layers),
+    const LayerPasses of_one = layer_passes(shape.model.recompute, shape.config.layers),
                       passes = {A * of_one.forward, A * of_one.backward};
     const int64_t all = passes.forward + passes.backward;
     PredictedCommunication& step = prediction.communication;

@@ -33,9 +33,9 @@ public:
         for (const Action& action : all_.schedule.actions[size_t(all_.pp().rank())]) {
             const Stage& stage = all_.stages[size_t(all_.own.stage(action.chunk))];
             if (action.kind != ActionKind::forward) continue;
-            StepShape own = all_.shape;
-            own.model.recompute = own.model.recompute.from(stage.first_layer);
-            const LayerPasses passes = layer_passes(own, stage.last_layer - stage.first_layer);
+            const LayerPasses passes =
+                layer_passes(all_.shape.model.recompute.from(stage.first_layer),
+                             stage.last_layer - stage.first_layer);
             const auto& [forward, backward] = layer_traffic_.at(action.micro_batch);
             ring_ += forward.times(passes.forward);
             ring_ += backward.times(passes.backward);

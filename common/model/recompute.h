@@ -44,6 +44,8 @@ struct Recompute {
                       scores = std::min(selective_layers, layers - whole);
         return kind == full ? whole : kind == selective ? scores : layers - whole - scores;
     }
+    // How often the forwards of the first `layers` layers run: again in the backward of a full one.
+    constexpr int64_t forwards(int64_t layers) const { return layers + count(full, layers); }
     bool same_in_all_layers() const { return *this == none || *this == selective || *this == full; }
     // The numbers of layers that were given, added up.
     int64_t given_layers() const {
